@@ -11,7 +11,7 @@ from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import build, flatten, merge, parse_overrides, unflatten
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import compose
-from tinyzero_trainer.config.settings import Needs, ReadBy, default_settings, drop_unused, metadata, unused_settings
+from tinyzero_trainer.config.settings import ReadBy, UsedIf, default_settings, drop_unused, metadata, unused_settings
 
 UNUSED = [
     ("algorithm.policy_loss=reinforce algorithm.clip_ratio_low=0.1", "clips nothing"),
@@ -24,7 +24,7 @@ UNUSED = [
     ("critic.learning_rate=1e-3", "algorithm.advantage_estimator='grpo' has no critic; take gae"),
     ("algorithm.kl_estimator=k1", "algorithm.kl_coefficient=0 leaves the KL out"),
     ("algorithm.kl_coefficient=0.1 algorithm.kl_placement=reward algorithm.kl_estimator=k3+", "only the value counts"),
-    ("algorithm.clip_ratio_high=0.3", "with one update a batch nothing has moved yet"),
+    ("algorithm.clip_ratio_high=0.3", "a single update per batch has nothing to clip"),
     ("rollout.return_logprobs=always rollout_correction.is_level=token algorithm.clip_ratio_low=0.1",
      "with one update a batch"),
     ("rollout.max_completion_tokens=32 length_control.mode=adaptive",
@@ -57,7 +57,7 @@ def test_every_condition_can_be_asked_and_every_reason_told() -> None:
     config = TrainConfig()
     for key, said in metadata(TrainConfig).items():
         for entry in said:
-            if isinstance(entry, Needs | ReadBy):
+            if isinstance(entry, UsedIf | ReadBy):
                 assert isinstance(entry.holds(config, key), bool)
                 assert "{" not in entry.reason.format_map(vars(config))
 

@@ -94,7 +94,7 @@ def candidate_changes(config: TrainConfig, prompt_tokens: int | None = None) -> 
     """Settings that may take less memory, the cheapest first, for a configuration that `settle` has filled in."""
     work, changes = workload_of(config, prompt_tokens), list[tuple[int, str, object]]()
     for key, trade in MEMORY_SETTINGS.items():
-        present = trade.place(setting(config, key))
+        present = trade.option_index(setting(config, key))
         changes += [(option.rank, key, option.value) for option in trade.options[present + 1 :]]
     for _, key, value in sorted(changes, key=lambda change: change[0]):
         if value is SMALLER:

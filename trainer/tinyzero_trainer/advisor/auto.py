@@ -18,7 +18,7 @@ from tinyzero_trainer.advisor.speed import launching_seconds, predict_speed
 from tinyzero_trainer.advisor.target_gpu import TargetGpu, gpu_of_run, on_gpu
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.algorithm import MICRO_BATCH_TOKENS
-from tinyzero_trainer.config.settings import memory_settings, reason_without_effect, replaced, setting, with_settings
+from tinyzero_trainer.config.settings import memory_settings, replaced, setting, why_unused, with_settings
 from tinyzero_trainer.distributed.parallel_dims import planned_dims
 from tinyzero_trainer.distributed.sizes import usable
 from tinyzero_trainer.distributed.workload import workload_of
@@ -79,7 +79,7 @@ def resolve_auto(
 def left_open(config: TrainConfig) -> list[str]:
     """The settings that are left to the run and have an effect."""
     keys = (key for key in MEMORY_SETTINGS if setting(config, key) == "auto")
-    return [key for key in keys if reason_without_effect(config, key) is None]
+    return [key for key in keys if why_unused(config, key) is None]
 
 
 def choose(

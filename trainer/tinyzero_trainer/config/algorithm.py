@@ -18,7 +18,7 @@ from tinyzero_trainer.algorithms.kinds import (
 )
 from tinyzero_trainer.algorithms.schedules import Decay, decayed, warmed_up
 from tinyzero_trainer.algorithms.user_functions import check_name
-from tinyzero_trainer.config.settings import NOT_MOVED, RESUMABLE, SMALLER, Needs, Option, ReadBy, TradesMemory
+from tinyzero_trainer.config.settings import RESUMABLE, SINGLE_UPDATE, SMALLER, Option, ReadBy, TradesMemory, UsedIf
 from tinyzero_trainer.utils.bounds import Auto, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 KlEstimator = Literal["exact", "k1", "abs", "k2", "k3", "k1+", "abs+", "k3+"]
@@ -27,16 +27,16 @@ _ESTIMATOR, _LOSS = (f"algorithm.{kind}={{algorithm.{kind}!r}}" for kind in ("ad
 _DISCOUNTS = ReadBy("algorithm.estimator", f"{_ESTIMATOR} discounts nothing")
 _VALUES = ReadBy("algorithm.estimator", f"{_ESTIMATOR} has no critic")
 _ACCEPTS = ReadBy("algorithm.estimator", f"{_ESTIMATOR} trains on wrong completions too; take raft")
-_REWARDS = Needs("algorithm.estimator.uses_rewards", f"{_ESTIMATOR} uses no rewards; leave the KL in the loss")
-_KL = Needs("algorithm.kl_coefficient", "algorithm.kl_coefficient=0 leaves the KL out")
-_FIXED = Needs(lambda c: c.algorithm.kl_target is None, "with algorithm.kl_target the coefficient adapts")
-_ADAPTS = Needs("algorithm.kl_target", "without algorithm.kl_target the coefficient is fixed")
-_VALUE_COUNTS = Needs(
+_REWARDS = UsedIf("algorithm.estimator.uses_rewards", f"{_ESTIMATOR} uses no rewards; leave the KL in the loss")
+_KL = UsedIf("algorithm.kl_coefficient", "algorithm.kl_coefficient=0 leaves the KL out")
+_FIXED = UsedIf(lambda c: c.algorithm.kl_target is None, "with algorithm.kl_target the coefficient adapts")
+_ADAPTS = UsedIf("algorithm.kl_target", "without algorithm.kl_target the coefficient is fixed")
+_VALUE_COUNTS = UsedIf(
     lambda c: c.algorithm.kl_placement == "loss" or c.algorithm.kl_estimator in ("k1", "abs", "k2", "k3"),
     "with algorithm.kl_placement='reward' only the value counts, and it is that of a sampled token; take k1, abs, k2 "
     "or k3",
 )
-_RATIO = Needs(lambda c: not c.optimizer.single_update or c.old_logprobs_source == "engine", NOT_MOVED)
+_RATIO = UsedIf(lambda c: not c.optimizer.single_update or c.old_logprobs_source == "engine", SINGLE_UPDATE)
 _CLIPS = ReadBy("algorithm.loss", f"{_LOSS} clips nothing")
 _DUAL_CLIP = ReadBy("algorithm.loss", f"{_LOSS} has no dual clip")
 
@@ -129,14 +129,14 @@ class AlgorithmConfig:
 Layout = Literal["auto", "padded", "packed"]
 MICRO_BATCH_TOKENS = 16384
 
-_ADAPTER = Needs("lora.rank", "lora.rank=0 trains all weights")
-_UPDATES = Needs(lambda c: not c.optimizer.single_update, NOT_MOVED)
-_FALLS = Needs("optimizer.lr_schedule", "optimizer.lr_schedule='constant' stays at the peak", ("linear", "cosine"))
-_WARM = Needs(
+_ADAPTER = UsedIf("lora.rank", "lora.rank=0 trains all weights")
+_UPDATES = UsedIf(lambda c: not c.optimizer.single_update, SINGLE_UPDATE)
+_FALLS = UsedIf("optimizer.lr_schedule", "optimizer.lr_schedule='constant' stays at the peak", ("linear", "cosine"))
+_WARM = UsedIf(
     lambda c: c.optimizer.warmup_steps < c.run.steps,
     "optimizer.warmup_steps={optimizer.warmup_steps} takes all of run.steps={run.steps}",
 )
-_PROMPTS = Needs(
+_PROMPTS = UsedIf(
     lambda c: c.optimizer.num_mini_batches <= c.data.prompts_per_step,
     "it is more than data.prompts_per_step={data.prompts_per_step}; lower it or raise the batch",
 )
@@ -193,7 +193,7 @@ class OptimizerConfig:
 
     @property
     def single_update(self) -> bool:
-        """Whether the policy is updated once a batch: then nothing has moved from what is old."""
+        """Whether the policy is updated once a batch: then every ratio of new to old policy is 1."""
         return self.num_mini_batches == self.update_epochs == 1
 
     @property

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from tinyzero_trainer.config.settings import ON_RAY, RESUMABLE, SMALLER, Needs, Option, TradesMemory
+from tinyzero_trainer.config.settings import ON_RAY, RESUMABLE, SMALLER, Option, TradesMemory, UsedIf
 from tinyzero_trainer.kinds import ENGINES, UNDECIDED, EngineKind, find_engine, kind_names
 from tinyzero_trainer.utils.bounds import Auto, Fraction, NonNegativeInt, PositiveFloat, PositiveInt, TestFraction
 
@@ -21,11 +21,11 @@ SAMPLE_EVERY = 10
 """With `rollout.return_logprobs=sample`, the engine returns them in the first of this many steps."""
 
 
-_DIVIDED = Needs(lambda c: c.data.test_path is None, "data.test_path has the held-out problems")
-_GROUPS = Needs(
+_DIVIDED = UsedIf(lambda c: c.data.test_path is None, "data.test_path has the held-out problems")
+_GROUPS = UsedIf(
     lambda c: c.rollout.group_size > 1, "the rewards of rollout.group_size=1 completion are always all equal"
 )
-_REWARDS = Needs(
+_REWARDS = UsedIf(
     "algorithm.estimator.uses_rewards",
     "algorithm.advantage_estimator={algorithm.advantage_estimator!r} needs no rewards that differ",
 )
@@ -60,10 +60,10 @@ class DataConfig:
     """Longer prompts stop the run before it starts."""
 
 
-_CHOICE = Needs(
+_CHOICE = UsedIf(
     lambda c: c.curriculum.buckets != 1, "there is nothing to choose between; set at least 2, or 0 for none"
 )
-_CURRICULUM = Needs("curriculum.buckets", "curriculum.buckets=0 leaves the curriculum out")
+_CURRICULUM = UsedIf("curriculum.buckets", "curriculum.buckets=0 leaves the curriculum out")
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class RolloutConfig:
             raise ValueError(problem)
 
 
-_RESTARTS = Needs(
+_RESTARTS = UsedIf(
     "vllm.separate_process",
     "vllm.separate_process=false leaves the trainer no way to end an engine that hangs or has died",
 )
@@ -200,7 +200,7 @@ class VllmConfig:
     sleep_mode: Annotated[
         bool | Auto,
         RESUMABLE,
-        Needs(
+        UsedIf(
             lambda c: not c.rollout.max_async_level,
             "with rollout.max_async_level={rollout.max_async_level} engines never sleep",
         ),
@@ -241,7 +241,7 @@ class VllmConfig:
             )
 
 
-_WEIGHTS = Needs("rollout_correction.is_level", "rollout_correction.is_level=none weights nothing")
+_WEIGHTS = UsedIf("rollout_correction.is_level", "rollout_correction.is_level=none weights nothing")
 
 
 @dataclass(frozen=True)
@@ -267,14 +267,14 @@ class RolloutCorrectionConfig:
 
 
 _UNUSED = "it is not used with length_control.mode={length_control.mode!r}"
-_LIMIT = Needs("length_control.mode", _UNUSED, ("fixed",))
-_ADAPTIVE = Needs("length_control.mode", _UNUSED, ("adaptive",))
+_LIMIT = UsedIf("length_control.mode", _UNUSED, ("fixed",))
+_ADAPTIVE = UsedIf("length_control.mode", _UNUSED, ("adaptive",))
 _NO_LESS = " is no less than rollout.max_completion_tokens={rollout.max_completion_tokens}"
-_SHORTER = Needs(
+_SHORTER = UsedIf(
     lambda c: c.length_control.mode != "fixed" or c.length_control.max_tokens < c.rollout.max_completion_tokens,
     "length_control.max_tokens={length_control.max_tokens}" + _NO_LESS,
 )
-_SHRINKS = Needs(
+_SHRINKS = UsedIf(
     lambda c: c.length_control.mode != "adaptive" or c.length_control.min_tokens < c.rollout.max_completion_tokens,
     "length_control.min_tokens={length_control.min_tokens}" + _NO_LESS,
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
-from tinyzero_trainer.config.settings import ON_RAY, RESUMABLE, Needs, NoneIs, Option, TradesMemory
+from tinyzero_trainer.config.settings import ON_RAY, RESUMABLE, NoneIs, Option, TradesMemory, UsedIf
 from tinyzero_trainer.config.tasks import TaskSpec, complete_table, name_of, read_task_specs
 from tinyzero_trainer.kinds import EXECUTORS, ExecutorKind, find_executor, kind_names
 from tinyzero_trainer.utils.bounds import Auto, Fraction, NonNegativeInt, PositiveFloat, PositiveInt
@@ -77,15 +77,15 @@ def compiles(requested: bool | None, parameters: int, *, gpu: bool = True) -> bo
     return gpu and parameters >= COMPILED_FROM if requested is None else requested
 
 
-_TEACHER = Needs(
+_TEACHER = UsedIf(
     lambda c: c.algorithm.needs("teacher"),
     "algorithm.advantage_estimator={algorithm.advantage_estimator!r} has no teacher; take on_policy_distillation",
 )
-_WHOLE_HEADS = Needs(
+_WHOLE_HEADS = UsedIf(
     lambda c: c.parallel.sequence_parallel == 1,
     "parallel.sequence_parallel={parallel.sequence_parallel} exchanges heads within layers, so none is compiled",
 )
-_FLOAT8 = Needs("model.float8", "model.float8=none leaves all layers as they are")
+_FLOAT8 = UsedIf("model.float8", "model.float8=none leaves all layers as they are")
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ class MemoryConfig:
         Offload,
         NoneIs("none"),
         RESUMABLE,
-        Needs(
+        UsedIf(
             lambda c: c.run.device != "cpu" or c.memory.offload is None,
             "run.device='cpu' has no GPU whose memory it would save",
         ),
@@ -309,7 +309,7 @@ class RewardConfig:
     """Run a scorer that its task declares unsafe for text of a model, in the worker processes."""
 
 
-_AUDIT = Needs("audit.every", "audit.every=0 judges nothing")
+_AUDIT = UsedIf("audit.every", "audit.every=0 judges nothing")
 
 
 @dataclass(frozen=True)
@@ -338,7 +338,7 @@ class AuditConfig:
     """Seconds of the oracle for one completion, after which it counts as not judged."""
 
 
-_DURING = Needs("eval.every", "eval.every=0 evaluates before and after training only")
+_DURING = UsedIf("eval.every", "eval.every=0 evaluates before and after training only")
 
 
 @dataclass(frozen=True)
@@ -397,8 +397,8 @@ class CheckpointConfig:
     """Checkpoints kept; at least 2, so that one is complete while another is written."""
 
 
-_SAMPLES = Needs("log.rollouts_every", "log.rollouts_every=0 writes none")
-_PROJECTS = Needs(
+_SAMPLES = UsedIf("log.rollouts_every", "log.rollouts_every=0 writes none")
+_PROJECTS = UsedIf(
     lambda c: {"wandb", "trackio"} & {*c.log.trackers},
     "only the trackers wandb and trackio, neither of which is in log.trackers, have projects",
 )

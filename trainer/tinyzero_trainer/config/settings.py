@@ -1,6 +1,6 @@
 """Settings by their full names: what each says of itself in its field, whether it has an effect, how one is changed.
 
-    patience: Annotated[PositiveInt, RESUMABLE, Needs("group.switch", "group.switch=0 …")] = 20
+    patience: Annotated[PositiveInt, RESUMABLE, UsedIf("group.switch", "group.switch=0 …")] = 20
 
 The annotations of a group hold for all of its settings. A setting without effect under the others is refused where the
 user or a recipe gives it, and dropped where it is a default. What is impossible, rather than without effect, is
@@ -29,7 +29,7 @@ RESUMABLE = object()
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class UsedIf:
     """The setting has no effect unless a condition holds of the configuration."""
 
     condition: str | Callable[[Any], object]
@@ -107,7 +107,7 @@ class TradesMemory:
     chosen_by: Literal["plan", "engine", "ranks"] = "plan"
     """Who chooses a value for `auto`: the plan, the rollout engine, or the ranks by the memory that is left."""
 
-    def place(self, value: object) -> int:
+    def option_index(self, value: object) -> int:
         """The index of a value among the options; -1 = it takes more memory than all of them."""
         values = [option.value for option in self.options]
         value = self.unresolved if value == "auto" else value
@@ -115,11 +115,11 @@ class TradesMemory:
 
     def cost(self, value: object) -> str:
         """What a value costs; that of the last option where numbers are meant."""
-        return self.options[self.place(value)].cost if self.options else ""
+        return self.options[self.option_index(value)].cost if self.options else ""
 
 
 # Shared by settings of several groups.
-NOT_MOVED = "with one update a batch nothing has moved yet; set optimizer.num_mini_batches or update_epochs above 1"
+SINGLE_UPDATE = "a single update per batch has nothing to clip; set optimizer.num_mini_batches or update_epochs above 1"
 ON_RAY = ReadBy("run.kind", "run.executor={run.executor!r} has no such setting; give --gpus N (0 = on the CPU)")
 
 
@@ -168,13 +168,13 @@ def default_settings(cls: type[Any]) -> dict[str, dict[str, Any]]:
     return {name: vars(group()) for name, group in groups.items()}  # type: ignore[operator]
 
 
-def reason_without_effect(config: Any, key: str) -> str | None:
+def why_unused(config: Any, key: str) -> str | None:
     """Why a setting has no effect, perhaps since one that it needs has none; None if it has an effect."""
     cls: type = type(config)
     for entry in metadata(cls).get(key, ()):
-        if isinstance(entry, Needs | ReadBy):
-            switch = entry.condition if isinstance(entry, Needs) else None
-            if isinstance(switch, str) and (reason := reason_without_effect(config, switch)):
+        if isinstance(entry, UsedIf | ReadBy):
+            switch = entry.condition if isinstance(entry, UsedIf) else None
+            if isinstance(switch, str) and (reason := why_unused(config, switch)):
                 return reason
             if not entry.holds(config, key):
                 return entry.reason.format_map(vars(config))
@@ -190,7 +190,7 @@ def unused_settings(config: Any) -> Iterator[tuple[str, Any, str]]:
         values = getattr(config, group)
         owner = workers if type(values) is type(getattr(workers, group, None)) else config
         value = getattr(values, name)
-        if value != defaults[group][name] and (reason := reason_without_effect(owner, key)):
+        if value != defaults[group][name] and (reason := why_unused(owner, key)):
             yield key, value, reason
 
 
@@ -202,7 +202,7 @@ def refuse_unused(config: Any, keys: Collection[str]) -> None:
 
 
 def drop_unused(values: Mapping[str, Any], requested: Mapping[str, Any], cls: type[Any]) -> dict[str, Any]:
-    """The values of a configuration without those that have no effect, but for what is requested.
+    """The values of a configuration without those that have no effect, except what the user gave.
 
     Example:
         >>> from tinyzero_trainer.config import TrainConfig

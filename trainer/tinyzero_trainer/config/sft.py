@@ -28,7 +28,7 @@ from tinyzero_trainer.config.run import (
     RewardConfig,
     RunConfig,
 )
-from tinyzero_trainer.config.settings import RESUMABLE, Needs, refuse_unused
+from tinyzero_trainer.config.settings import RESUMABLE, UsedIf, refuse_unused
 from tinyzero_trainer.config.tasks import TaskSpec, read_task_specs, with_task_table
 from tinyzero_trainer.config.train_config import TrainConfig, complete_and_check
 from tinyzero_trainer.hardware import nvml
@@ -58,7 +58,7 @@ class SftRunConfig(AnyRunConfig):
             raise ValueError(f"{' and '.join(lengths)} both say how long to train; leave out all but one")
 
 
-_OF_FILES = Needs("data.path", "data.path=none takes the examples that the tasks make")
+_OF_FILES = UsedIf("data.path", "data.path=none takes the examples that the tasks make")
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class SftDataConfig:
 
     hook: Annotated[
         Literal["auto", "demonstrate", "solve"],
-        Needs(lambda c: c.tasks or not c.data.path, "data.path={data.path!r} has the examples, and no task is given"),
+        UsedIf(lambda c: c.tasks or not c.data.path, "data.path={data.path!r} has the examples, and no task is given"),
     ] = "auto"
     """Hook by which a task makes examples; `auto` = demonstrate, or solve where the task has no other."""
 
@@ -141,7 +141,7 @@ class SftConfig:
 
     model: ModelConfig = field(default_factory=ModelConfig)
     new_model: Annotated[
-        NewModelConfig, Needs(lambda c: c.model.path is None, "model.path={model.path!r} names a model")
+        NewModelConfig, UsedIf(lambda c: c.model.path is None, "model.path={model.path!r} names a model")
     ] = field(default_factory=NewModelConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)

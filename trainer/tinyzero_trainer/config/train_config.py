@@ -30,7 +30,7 @@ from tinyzero_trainer.config.run import (
     RewardConfig,
     RunConfig,
 )
-from tinyzero_trainer.config.settings import ON_RAY, Needs, ReadBy
+from tinyzero_trainer.config.settings import ON_RAY, ReadBy, UsedIf
 from tinyzero_trainer.config.tasks import TaskSpec, complete_table, read_task_specs
 
 
@@ -69,7 +69,7 @@ class TrainConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     default_model: Annotated[
         DefaultModelConfig,
-        Needs(lambda c: c.model.path is None, "model.path={model.path!r} names a model, so none is made"),
+        UsedIf(lambda c: c.model.path is None, "model.path={model.path!r} names a model, so none is made"),
     ] = field(default_factory=DefaultModelConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
@@ -82,7 +82,7 @@ class TrainConfig:
     ] = field(default_factory=VllmConfig)
     rollout_correction: Annotated[
         RolloutCorrectionConfig,
-        Needs(
+        UsedIf(
             "rollout.return_logprobs",
             "rollout.return_logprobs={rollout.return_logprobs!r} leaves steps without the engine's to compare; set "
             "always",
@@ -94,7 +94,7 @@ class TrainConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     critic: Annotated[
         CriticConfig,
-        Needs(
+        UsedIf(
             lambda c: c.algorithm.needs("critic"),
             "algorithm.advantage_estimator={algorithm.advantage_estimator!r} has no critic; take gae",
         ),
