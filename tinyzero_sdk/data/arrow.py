@@ -1,9 +1,9 @@
-"""Conversion between rows of plain JSON and Arrow tables, with the rows that do not fit. No files here."""
+"""Conversion between rows of plain JSON and Arrow tables, in which ragged columns are JSON. No files here."""
 
 import contextlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,57 +21,80 @@ _SORTED_JSON = json.JSONEncoder(sort_keys=True, ensure_ascii=False, default=str)
 _UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
-def infer_schema(blocks: Iterable[Sequence[Row]]) -> pa.Schema:
-    """A schema that fits as many rows as possible, earlier ones first; `to_table` reports the others.
+def infer_schema(read: Callable[[], Iterable[Sequence[Row]]]) -> pa.Schema:
+    """A schema that all rows fit, which `read` gives in blocks, the same each time.
 
-    A column none of whose cells Arrow has a type for, such as lists of text and numbers, is one of JSON.
+    A column whose cells have no common type that Parquet can hold, such as text beside numbers, is one of JSON.
     """
-    schema, names = pa.schema([]), dict[str, None]()
-    for rows in blocks:
-        names |= dict.fromkeys(name for row in rows for name in row)
-        try:
-            schema = _widen(schema, rows)
-        except _UNFIT:
-            for row in rows:
-                with contextlib.suppress(*_UNFIT):
-                    schema = _widen(schema, [{name: cell for name, cell in row.items() if _has_type(cell)}])
-    return pa.schema([*schema, *(pa.field(name, pa.json_()) for name in names if name not in schema.names)])
-
-
-def _has_type(cell: Json) -> bool:
-    try:
-        return pa.array([cell]) is not None
-    except _UNFIT:
-        return False
-
-
-def _widen(schema: pa.Schema, rows: Sequence[Row]) -> pa.Schema:
-    names = dict.fromkeys(name for row in rows for name in row)
-    types = [(name, pa.array([row.get(name) for row in rows]).type) for name in names]
-    return pa.unify_schemas([schema, pa.schema(types)], promote_options="permissive")
-
-
-def to_table(rows: Sequence[Row], schema: pa.Schema) -> tuple[pa.Table, dict[int, str]]:
-    """The rows that fit the schema as a table, and the problems of the others, by index."""
-    try:
-        return _to_table(rows, schema), {}
-    except _UNFIT:
-        problems: dict[int, str] = {}
-        for place, row in enumerate(rows):
+    types: dict[str, pa.DataType] = {}
+    widened: set[str] = set()  # columns in which integers become floats, of which those over 2**53 have none
+    for rows in read():
+        for name in dict.fromkeys(name for row in rows for name in row):
+            kinds = types.get(name, pa.null()), _type_of([row.get(name) for row in rows])
+            types[name] = _common_type(*kinds)
+            if any(_turns_into_floats(kind, types[name]) for kind in kinds):
+                widened.add(name)
+    for rows in read() if widened else ():
+        for name in widened:
             try:
-                _to_table([row], schema)
-            except _UNFIT as error:
-                problems[place] = f"does not fit the types of the other rows: {error}"
-        return _to_table([row for place, row in enumerate(rows) if place not in problems], schema), problems
+                _to_column([row.get(name) for row in rows], types[name])
+            except _UNFIT:
+                types[name] = pa.json_()
+    types = {name: pa.json_() if _lists_empty_structs(kind) else kind for name, kind in types.items()}
+    return pa.schema(sorted(types.items(), key=lambda item: isinstance(item[1], pa.JsonType)))
 
 
-def _to_table(rows: Sequence[Row], schema: pa.Schema) -> pa.Table:
-    lists = [[row.get(field.name) for row in rows] for field in schema]
-    columns = [
-        _to_json(cells) if isinstance(field.type, pa.JsonType) else pa.array(cells, field.type)
-        for cells, field in zip(lists, schema, strict=True)
-    ]
-    return pa.table(columns, schema=schema)
+def _type_of(cells: Sequence[Json]) -> pa.DataType:
+    if {bool, float} <= {*map(type, cells)}:  # Arrow would turn the flags into numbers
+        return pa.json_()
+    try:
+        return pa.array(cells).type
+    except _UNFIT:
+        return pa.json_()
+
+
+def _common_type(first: pa.DataType, second: pa.DataType) -> pa.DataType:
+    """The type that the cells of both fit; JSON where there is none."""
+    try:
+        schemas = [pa.schema([("cell", kind)]) for kind in (first, second)]
+        return pa.unify_schemas(schemas, promote_options="permissive").field("cell").type
+    except _UNFIT:
+        return pa.json_()
+
+
+def _turns_into_floats(kind: pa.DataType, wider: pa.DataType) -> bool:
+    """Whether integers of a type become floats in a wider one."""
+    if isinstance(wider, pa.JsonType):
+        return False
+    if pa.types.is_list(kind):
+        return _turns_into_floats(kind.value_type, wider.value_type)
+    if pa.types.is_struct(kind):
+        return any(_turns_into_floats(field.type, wider.field(field.name).type) for field in kind)
+    return pa.types.is_integer(kind) and pa.types.is_floating(wider)
+
+
+def _lists_empty_structs(kind: pa.DataType, in_list: bool = False) -> bool:
+    """Whether a type has lists of `{}` alone, which Parquet cannot hold."""
+    if pa.types.is_struct(kind) and not kind.num_fields:
+        return in_list
+    in_list = in_list or pa.types.is_list(kind)
+    return any(_lists_empty_structs(kind.field(place).type, in_list) for place in range(kind.num_fields))
+
+
+def to_table(rows: Sequence[Row], schema: pa.Schema) -> pa.Table:
+    """The rows as a table.
+
+    Raises:
+        DataError: they do not fit the schema.
+    """
+    try:
+        return pa.table([_to_column([row.get(field.name) for row in rows], field.type) for field in schema], schema)
+    except _UNFIT as error:
+        raise DataError(f"the rows changed while the file was read: {error}") from error
+
+
+def _to_column(cells: Sequence[Json], kind: pa.DataType) -> pa.Array:
+    return _to_json(cells) if isinstance(kind, pa.JsonType) else pa.array(cells, kind)
 
 
 def _to_json(cells: Sequence[Json]) -> pa.Array:

@@ -75,6 +75,8 @@ class Block:
         if name not in self.data.column_names:
             return pa.nulls(len(self))
         values = self.data[name].combine_chunks()
+        if inner and isinstance(values.type, pa.JsonType):
+            return to_array(_fields(to_list(values), inner))
         if inner and (not pa.types.is_struct(values.type) or values.type.get_field_index(inner) < 0):
             return pa.nulls(len(self))
         values = pc.struct_field(values, inner) if inner else values
@@ -86,7 +88,7 @@ class Block:
             return to_list(self.column(path))
         name, _, inner = path.partition(".")
         cells = [row.get(name) for row in self.data]
-        return [cell.get(inner) if isinstance(cell, dict) else None for cell in cells] if inner else cells
+        return _fields(cells, inner) if inner else cells
 
     def first(self, name: str) -> pa.Array:
         """[n] a row's first value in a name's `ALIASES`."""
@@ -138,13 +140,10 @@ class Block:
         data = rows.take(pa.array(places, pa.int64())) if isinstance(rows, pa.Table) else [rows[i] for i in places]
         return Block([self.numbers[place] for place in places], data, [], self.progress)
 
-    def fit(self, schema: pa.Schema) -> dict[int, str]:
-        """Turn JSON objects into typed columns; rows that do not fit become bad ones, and are returned by place."""
+    def fit(self, schema: pa.Schema) -> None:
+        """Turn JSON objects into typed columns."""
         assert not isinstance(self.data, pa.Table)
-        table, problems = to_table(self.data, schema)
-        self.drop(problems)
-        self.data = table
-        return problems
+        self.data = to_table(self.data, schema)
 
     def split(self, place: int) -> "tuple[Block, Block]":
         """The rows before a place, with the bad ones, and the others."""
@@ -193,6 +192,10 @@ class Block:
             cells_of_rows = zip(*lists, strict=True)
             data = [row | dict(zip(columns, new, strict=True)) for row, new in zip(data, cells_of_rows, strict=True)]
         return Block(self.numbers, data, self.bad, self.progress)
+
+
+def _fields(cells: Sequence[Json], name: str) -> list[Json]:
+    return [cell.get(name) if isinstance(cell, dict) else None for cell in cells]
 
 
 def _paths(name: str) -> tuple[str, ...]:

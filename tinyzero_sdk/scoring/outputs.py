@@ -76,8 +76,7 @@ def read_outputs(
 ) -> Generator[OutputBatch, None, None]:
     """The scorable rows of a reader's blocks in batches, each with the bad rows of its block.
 
-    With a schema JSON rows become typed columns, and those that do not fit are bad. With wrappers the completions'
-    lengths and ends are read too.
+    With a schema JSON rows become typed columns. With wrappers the completions' lengths and ends are read too.
 
     Raises:
         VersionMismatchError: the check finds a problem.
@@ -88,8 +87,7 @@ def read_outputs(
     for block in blocks:
         batch = _scorable(block, source)
         if schema is not None:
-            misfits = block.fit(schema)
-            batch = _without(batch, misfits) if misfits else batch
+            block.fit(schema)
         for number, row_source in row_sources(block):
             if row_source not in seen:
                 seen.add(row_source)

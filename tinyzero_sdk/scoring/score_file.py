@@ -162,9 +162,10 @@ def run_scoring(
         )
         schema = None
         if output is not None and output.suffix == ".parquet" and not reader.is_typed(source):
-            # A pass of its own finds the types of all columns, which the first table that is written needs.
-            untyped = read_outputs(_blocks(task, reader, source), source, check)
-            schema = infer_schema(batch.block.rows() for batch in untyped)
+            # A pass of its own infers the types of all columns, which the first table that is written needs.
+            schema = infer_schema(
+                lambda: (batch.block.rows() for batch in read_outputs(_blocks(task, reader, source), source, check))
+            )
         write = None if output is None else stack.enter_context(_writing(task, source, output))
         batches = read_outputs(_blocks(task, reader, source), source, check, schema=schema, wrappers=task.wrappers)
         if task.compares_completions:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinyzero_sdk.data import files
-from tinyzero_sdk.data.arrow import check_json_types, infer_schema, to_table
+from tinyzero_sdk.data.arrow import check_json_types, infer_schema, to_rows, to_table
 from tinyzero_sdk.data.files import JsonLinesWriter, ParquetWriter, parse_line, read_blocks, read_rows, replacing
 from tinyzero_sdk.errors import DataError
 
@@ -129,16 +129,23 @@ def test_json_lines_are_strict_json(tmp_path):
     assert list(read_rows(tmp_path / "a.jsonl")) == [{"a": [None, {"b": None}], "c": "é\u2028"}, {"a": 1.5}]
 
 
-def test_rows_that_fit_no_common_type_are_singled_out():
-    first = [{"a": 1, "b": {"x": 1}}, {"a": "one"}, {"a": 2.5, "c": [None]}]
-    second = [{"a": None, "b": {"y": "z"}}, {"b": 3}, {"c": [1]}, {"c": [2**70]}]
-    schema = infer_schema([first, second])
-    table, problems = to_table(first, schema)
-    assert list(problems) == [1]
-    assert table["a"].to_pylist() == [1.0, 2.5]
-    table, problems = to_table(second, schema)
-    assert list(problems) == [1, 3]
-    assert table.to_pylist() == [{"a": None, "b": {"x": None, "y": "z"}, "c": None}, {"a": None, "b": None, "c": [1]}]
+def test_a_column_without_a_common_type_is_one_of_json():
+    first = [{"a": 1, "b": {"x": 1}, "d": 2**60}, {"a": "one"}, {"a": 2.5, "c": [None], "e": 1.5}]
+    second = [{"a": None, "b": {"y": "z"}, "d": 0.5, "e": 2}, {"b": None, "c": [1], "f": [{"x": [{}]}]}]
+    schema = infer_schema(lambda: iter([first, second]))
+    assert [str(schema.field(name).type) for name in "bce"] == [
+        "struct<x: int64, y: string>",
+        "list<item: int64>",
+        "double",
+    ]
+    assert [field.name for field in schema] == ["b", "c", "e", "a", "d", "f"]
+    assert {str(schema.field(name).type) for name in "adf"} == {"extension<arrow.json>"}
+    assert to_rows(to_table(first + second, schema))[3:] == [
+        {"b": {"x": None, "y": "z"}, "c": None, "e": 2.0, "a": None, "d": 0.5, "f": None},
+        {"b": None, "c": [1], "e": None, "a": None, "d": None, "f": [{"x": [{}]}]},
+    ]
+    with pytest.raises(DataError, match="the rows changed while the file was read"):
+        to_table([{"b": 1}], schema)
 
 
 @pytest.mark.parametrize("kind", [pa.timestamp("ns"), pa.binary(), pa.list_(pa.struct({"x": pa.decimal128(5)}))])

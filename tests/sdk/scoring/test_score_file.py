@@ -6,6 +6,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.sdk.rows import write_rows
 from tinyzero_sdk import load_task
@@ -103,11 +105,58 @@ def test_file_of_bad_rows_alone_gives_an_empty_output(task, tmp_path, into):
     assert list(read_rows(tmp_path / f"out.{into}")) == []
 
 
-def test_rows_that_do_not_fit_a_parquet_column_are_bad_rows(task, tmp_path):
-    rows = [OUTPUTS[0], OUTPUTS[0] | {"id": "five"}, OUTPUTS[0] | {"id": None, "more": [1]}, OUTPUTS[0] | {"id": 2**64}]
-    report = score_file(task, write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out.parquet")
-    assert bad_numbers(report) == [2, 4]
-    assert [(row["id"], row["more"]) for row in read_rows(tmp_path / "out.parquet")] == [(5, None), (None, [1])]
+def test_no_row_is_lost_to_a_column_of_several_types(task, tmp_path, small_blocks):
+    """Within a block and between two."""
+    ids = [5, "five", None, 2**64, [1, "x"], {"a": 1}, {"a": [{}]}, 2**60, 0.5, True]
+    infos = [{"key": 1}, [["key", 1]], "text", 7, 2**80, {"key": "x", "more": {"a": [1]}}, {"key": 2.5, "more": []}]
+    for width in (1, 15):
+        rows = [
+            OUTPUTS[n % 2] | {"id": cell, "extra_info": infos[n % 7]}
+            for n, cell in enumerate(ids)
+            for _ in range(width)
+        ]
+        report = score_file(task, write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out.parquet")
+        assert (report.rows, report.bad_rows) == (len(rows), 0)
+        scored = list(read_rows(tmp_path / "out.parquet"))
+        assert [(row["id"], row["extra_info"]) for row in scored] == [(row["id"], row["extra_info"]) for row in rows]
+        assert scored[0]["note"] == OUTPUTS[0]["note"]
+
+
+NAMES = st.sampled_from(["key", "index", "difficulty", "a"])
+CELLS = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(2**53, 2**65)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=3),
+    lambda cells: st.lists(cells, max_size=3) | st.dictionaries(NAMES, cells, max_size=3),
+    max_leaves=5,
+)
+
+
+@pytest.mark.slow
+@given(
+    st.lists(
+        st.fixed_dictionaries({}, optional=dict.fromkeys(["extra_info", "num", "prompt", "tokens"], CELLS)),
+        min_size=1,
+        max_size=8,
+    )
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_mixed_cells_score_alike_as_json_lines_and_as_parquet(task, tmp_path_factory, monkeypatch, rows):
+    folder = tmp_path_factory.mktemp("mixed")
+    monkeypatch.setattr(files, "_BLOCK_ROWS", 3)
+    source = write_rows(folder / "in.jsonl", [OUTPUTS[n % 3] | row for n, row in enumerate(rows)])
+    lines, table = (score_file(task, source, folder / f"out.{into}") for into in FORMATS)
+    assert (
+        (lines.rows, lines.bad, lines.reasons)
+        == (table.rows, table.bad, table.reasons)
+        == (len(rows), [], lines.reasons)
+    )
+    assert lines.summary.as_json() == table.summary.as_json()
+    kept = [[row[name] for name in ("id", *RESULTS[0])] for row in read_rows(folder / "out.jsonl")]
+    assert [[row[name] for name in ("id", *RESULTS[0])] for row in read_rows(folder / "out.parquet")] == kept
 
 
 def test_columns_that_no_type_fits_are_json_in_parquet(task, tmp_path):
