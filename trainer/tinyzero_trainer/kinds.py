@@ -1,4 +1,4 @@
-"""Records that describe a kind of rollout engine or executor, and how one is found by name. No torch in here.
+"""Records that describe the kinds of rollout engine and executor, and their look-up by name. No torch in here.
 
 A kind is a folder named after it with its record, `KIND`, in the file kind.py, such as rollout/vllm/kind.py.
 """
@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-ENGINES, EXECUTORS = "tinyzero_trainer.rollout", "tinyzero_trainer.executors"
+ENGINE_PACKAGE, EXECUTOR_PACKAGE = "tinyzero_trainer.rollout", "tinyzero_trainer.executors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,12 +22,12 @@ class EngineKind:
     """Module with the functions `refuse` and `build`, which rollout/build.py describes."""
 
     settings: frozenset[str] = frozenset()  # groups of the configuration that only this engine reads
-    packages: tuple[str, ...] = ()  # distributions one of which must be installed
+    packages: tuple[str, ...] = ()  # distributions; any one of these suffices
     extras: tuple[str, str] = ("", "")
     """Extras of tinyzero-trainer that install them: for a GPU, and without one."""
 
     cost_model: str = "tinyzero_trainer.rollout.torch.cost_model"
-    """Module that predicts its memory and speed, and settles what is left to it; by default those of `torch`."""
+    """Module that predicts its memory and speed, and fills in its `auto` settings; by default that of `torch`."""
 
     require_installed: Callable[[], object] = lambda: None
     """Raises a TinyZeroError if a package that the engine needs is missing or too old."""
@@ -36,7 +36,7 @@ class EngineKind:
     fp8_gpu_only: bool = False
     """Whether these need a GPU that computes in fp8; other engines say themselves what they need."""
 
-    problem: Callable[[Any], str] = lambda _: ""
+    unsupported: Callable[[Any], str] = lambda _: ""
     """What else in a `RolloutConfig` the engine cannot do, and what to change; empty = nothing."""
 
     max_async_level: int | None = 0
@@ -48,7 +48,7 @@ class EngineKind:
     max_sequences: int | None = None
     """Sequences generated at a time on a GPU where `rollout.max_num_seqs` is not set; None = all."""
 
-    reserves: bool = False  # whether it reserves memory for all its sequences when it starts
+    preallocates: bool = False  # whether it reserves memory for all its sequences when it starts
     async_needs_own_gpus: bool = False  # whether it can sample during an update only on GPUs of its own
     separate_process: Callable[[Any], bool] = lambda _: False
     """Whether it runs in a process of its own rather than the trainer's."""
@@ -57,7 +57,7 @@ class EngineKind:
     expandable_segments: Callable[[Any], bool] = lambda _: True
     """Whether the trainer's process may allocate CUDA memory in expandable segments."""
 
-    starting: str = ""  # shown while it starts, if that takes long
+    startup_message: str = ""  # shown while it starts, if that takes long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,14 +101,14 @@ UNDECIDED = EngineKind(name="auto", build="", fp8=frozenset({"kv_cache_dtype", "
 def find_engine(name: str) -> EngineKind:
     """The record of the engine that `rollout.engine` names."""
     if name == UNDECIDED.name:
-        settings = [find_engine(other).settings for other in kind_names(ENGINES)]
+        settings = [find_engine(other).settings for other in kind_names(ENGINE_PACKAGE)]
         return replace(UNDECIDED, settings=frozenset().union(*settings))
-    kind: EngineKind = import_module(f"{ENGINES}.{name}.kind").KIND
+    kind: EngineKind = import_module(f"{ENGINE_PACKAGE}.{name}.kind").KIND
     return kind
 
 
 @cache
 def find_executor(name: str) -> ExecutorKind:
     """The record of the executor that `run.executor` names."""
-    kind: ExecutorKind = import_module(f"{EXECUTORS}.{name}.kind").KIND
+    kind: ExecutorKind = import_module(f"{EXECUTOR_PACKAGE}.{name}.kind").KIND
     return kind

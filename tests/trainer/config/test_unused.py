@@ -26,7 +26,7 @@ UNUSED = [
     ("algorithm.kl_coefficient=0.1 algorithm.kl_placement=reward algorithm.kl_estimator=k3+", "only the value counts"),
     ("algorithm.clip_ratio_high=0.3", "a single update per batch has nothing to clip"),
     ("rollout.return_logprobs=always rollout_correction.is_level=token algorithm.clip_ratio_low=0.1",
-     "with one update a batch"),
+     "a single update per batch"),
     ("rollout.max_completion_tokens=32 length_control.mode=adaptive",
      "length_control.min_tokens=32 is no less than rollout.max_completion_tokens=32"),
     ("optimizer.warmup_steps=9 run.steps=9 optimizer.lr_schedule=cosine",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.runs import lines
-from tinyzero_trainer.kinds import EXECUTORS, find_executor, kind_names
+from tinyzero_trainer.kinds import EXECUTOR_PACKAGE, find_executor, kind_names
 
 KIND = """
 from tinyzero_trainer.kinds import ExecutorKind
@@ -33,7 +33,7 @@ main(sys.argv[1:])
 """
 
 
-@pytest.mark.parametrize("name", kind_names(EXECUTORS))
+@pytest.mark.parametrize("name", kind_names(EXECUTOR_PACKAGE))
 def test_a_folder_holds_the_executor_of_its_name(name: str) -> None:
     assert find_executor(name).name == name
 

@@ -21,7 +21,7 @@ from tinyzero_trainer.executors.ray.base_actor import ActorHandle
 from tinyzero_trainer.executors.ray.remote_engine import ColocatedEngines, DedicatedEngines, RemoteEngine
 from tinyzero_trainer.executors.ray.remote_workers import TrainerActors
 from tinyzero_trainer.executors.restart import Restartable
-from tinyzero_trainer.rollout.engine import Group, Groups, PromptBatch, SamplingParams
+from tinyzero_trainer.rollout.engine import Completions, Group, PromptBatch, SamplingParams
 from tinyzero_trainer.types import Generation
 
 PARAMS = SamplingParams(4)
@@ -53,7 +53,7 @@ class FakeActor:
     def record(self, name: str, *_: Any) -> None:
         self.calls.append(name)
 
-    def work(self, batch: PromptBatch) -> Groups:
+    def work(self, batch: PromptBatch) -> Completions:
         if self.fails:
             self.failed.set()
             raise self.fails.pop(0)

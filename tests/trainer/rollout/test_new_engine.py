@@ -39,7 +39,7 @@ class EchoEngine(SamplingEngine):
     def unfinished(self):
         return self.groups
 
-    def apart(self):
+    def isolated(self):
         return nullcontext()
 
 

@@ -21,7 +21,7 @@ from tests.trainer.rollout.fake_vllm import PROMPTS, Engines, expected
 from tests.trainer.rollout.fake_vllm import _quick as _quick
 from tinyzero_trainer.errors import EngineDiedError, VllmError
 from tinyzero_trainer.models.loading import LanguageModel
-from tinyzero_trainer.rollout.engine import Groups, PromptBatch, SamplingParams
+from tinyzero_trainer.rollout.engine import Completions, PromptBatch, SamplingParams
 from tinyzero_trainer.rollout.vllm import engine
 from tinyzero_trainer.rollout.vllm.sync_check import PARAMS, SyncCheck, completion_logprobs
 from tinyzero_trainer.types import Generation
@@ -239,7 +239,7 @@ def test_a_failed_call_keeps_nothing_that_it_was_given(timeout: float | None, no
 def test_the_check_follows_each_sync_and_its_error_ends_the_run() -> None:
     checked = []
 
-    def compare(groups: Groups) -> None:
+    def compare(groups: Completions) -> None:
         checked.append(len(groups))
         if len(checked) >= 3:
             raise VllmError("they differ")

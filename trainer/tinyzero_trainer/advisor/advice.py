@@ -175,7 +175,7 @@ def _lowers(spec: ModelSpec, config: TrainConfig, settings: Settings, phases: Co
 
 def _held(spec: ModelSpec, config: TrainConfig, phases: Collection[str]) -> int:
     """Bytes of the worst of some phases; of the update if the step has none of them, and of all if none is given."""
-    if FEW_SEQUENCES in phases or ("update_weights" in phases and not find_engine(config.rollout.engine).reserves):
+    if FEW_SEQUENCES in phases or ("update_weights" in phases and not find_engine(config.rollout.engine).preallocates):
         # Weights are loaded before there is a cache; and where not even a few sequences fit, fewer do not help.
         config = with_settings(config, {"rollout.max_num_seqs": LEAST_SEQUENCES})
     memory = predict_memory(spec, config)

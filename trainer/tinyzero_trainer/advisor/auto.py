@@ -116,7 +116,7 @@ def choose(
         """With the number of sequences at a time where all fit, and an engine and ranks that keep what fits."""
         work, settled = workload_of(choice.config, prompt_tokens), choice.config
         if settled.rollout.max_num_seqs == "auto":
-            count = work.max_num_seqs if find_engine(config.rollout.engine).reserves else work.at_a_time
+            count = work.max_num_seqs if find_engine(config.rollout.engine).preallocates else work.at_a_time
             settled = replace(settled, rollout=replace(settled.rollout, max_num_seqs=count))
         if RESHARD in left_open(settled) and planned_dims(settled).world_size > 1:
             keeping = replaced(settled, {RESHARD: False})
@@ -137,7 +137,7 @@ def choose(
 def _with_fewer_sequences(config: TrainConfig, prompt_tokens: int | None) -> Iterator[TrainConfig]:
     """Half as many sequences at a time, again and again, for an engine that reserves memory for the logits of all."""
     count = workload_of(config, prompt_tokens).max_num_seqs
-    if config.rollout.max_num_seqs == "auto" and find_engine(config.rollout.engine).reserves:
+    if config.rollout.max_num_seqs == "auto" and find_engine(config.rollout.engine).preallocates:
         while (count := count // 2) >= LEAST_SEQUENCES:
             yield replace(config, rollout=replace(config.rollout, max_num_seqs=count))
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from annotated_types import Ge, Gt, Le, Lt
 
 from tinyzero_trainer.config.settings import ON_RAY, RESUMABLE, SMALLER, Option, TradesMemory, UsedIf
-from tinyzero_trainer.kinds import ENGINES, UNDECIDED, EngineKind, find_engine, kind_names
+from tinyzero_trainer.kinds import ENGINE_PACKAGE, UNDECIDED, EngineKind, find_engine, kind_names
 from tinyzero_trainer.utils.bounds import Auto, Fraction, NonNegativeInt, PositiveFloat, PositiveInt, TestFraction
 
 if TYPE_CHECKING:
     Engine = str
 else:
-    Engine = Literal[(*kind_names(ENGINES), UNDECIDED.name)]
+    Engine = Literal[(*kind_names(ENGINE_PACKAGE), UNDECIDED.name)]
 
 FP8_SETTINGS = ("kv_cache_dtype", "quantization")
 """Settings of `rollout` that let an engine compute in 8 bits."""
@@ -176,11 +176,11 @@ class RolloutConfig:
     def __post_init__(self) -> None:
         for key in FP8_SETTINGS:
             if getattr(self, key) and key not in self.kind.fp8:
-                able = [name for name in kind_names(ENGINES) if key in find_engine(name).fp8]
+                able = [name for name in kind_names(ENGINE_PACKAGE) if key in find_engine(name).fp8]
                 raise ValueError(
                     f"rollout.{key}=fp8 is for rollout.engine={' or '.join(able)}, not {self.engine}; leave it out"
                 )
-        if problem := self.kind.problem(self):
+        if problem := self.kind.unsupported(self):
             raise ValueError(problem)
 
 

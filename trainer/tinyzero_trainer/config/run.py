@@ -9,7 +9,7 @@ from annotated_types import Ge, Le
 
 from tinyzero_trainer.config.settings import ON_RAY, RESUMABLE, NoneIs, Option, TradesMemory, UsedIf
 from tinyzero_trainer.config.tasks import TaskSpec, complete_table, name_of, read_task_specs
-from tinyzero_trainer.kinds import EXECUTORS, ExecutorKind, find_executor, kind_names
+from tinyzero_trainer.kinds import EXECUTOR_PACKAGE, ExecutorKind, find_executor, kind_names
 from tinyzero_trainer.utils.bounds import Auto, Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 
 DEVICES = "auto, cpu, cuda or cuda:N"
@@ -24,7 +24,7 @@ def is_device(name: str) -> bool:
 if TYPE_CHECKING:
     Executor = str
 else:
-    Executor = Literal[kind_names(EXECUTORS)]
+    Executor = Literal[kind_names(EXECUTOR_PACKAGE)]
 
 
 @dataclass(frozen=True)

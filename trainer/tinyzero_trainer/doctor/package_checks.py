@@ -15,7 +15,7 @@ OURS = "tinyzero-trainer"
 SUSPECTS = ("torchvision", "torchaudio")
 """transformers imports them wherever they are installed, so a broken one breaks what never uses it."""
 
-ENGINES = tuple(package for name in kind_names(kinds.ENGINES) for package in find_engine(name).packages)
+ENGINES = tuple(package for name in kind_names(kinds.ENGINE_PACKAGE) for package in find_engine(name).packages)
 """Packages of rollout engines."""
 
 WATCHED = (OURS, "torch", "transformers", *ENGINES, *SUSPECTS, "peft", "ray", "wandb")

@@ -5,7 +5,7 @@ from typing import Any, Generic, TypeVar
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.errors import EngineDiedError, NoCapacityError, WorkerDiedError
-from tinyzero_trainer.rollout.engine import Group, Groups, OnProgress, PromptBatch, RolloutEngine, SamplingParams
+from tinyzero_trainer.rollout.engine import Completions, Group, OnProgress, PromptBatch, RolloutEngine, SamplingParams
 from tinyzero_trainer.utils.signals import stop_requested
 
 Worker = TypeVar("Worker")
@@ -127,7 +127,7 @@ class RestartingEngine(RolloutEngine, Generic[Worker]):
     def close(self) -> None:
         self._engine.close()
 
-    def generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Groups:
+    def generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Completions:
         return self._repeating(lambda engine, count: engine.generate_batch(batch, count), on_progress)
 
     @property

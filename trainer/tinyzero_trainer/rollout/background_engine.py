@@ -11,7 +11,7 @@ from threading import Condition, Lock
 
 import torch
 
-from tinyzero_trainer.rollout.engine import Group, Groups, OnProgress, PromptBatch, RolloutEngine, SamplingParams
+from tinyzero_trainer.rollout.engine import Completions, Group, OnProgress, PromptBatch, RolloutEngine, SamplingParams
 
 POLL_SECONDS = 0.05  # for `advance` to wait for a group that is complete
 
@@ -60,7 +60,7 @@ class BackgroundEngine(RolloutEngine):
             self._engine.close()
         self._thread.join()
 
-    def generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Groups:
+    def generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Completions:
         with self._in_turn():
             return self._engine.generate_batch(batch, on_progress)
 

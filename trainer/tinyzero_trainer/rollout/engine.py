@@ -23,7 +23,7 @@ class SamplingParams:
 OnProgress = Callable[[int], None]
 """Called now and then with the number of newly finished completions, negative if a batch is repeated; may raise."""
 
-Groups = list[list[Generation]]
+Completions = list[list[Generation]]
 """The completions of each prompt."""
 
 EMPTY = Generation([], [], finished=False)
@@ -39,7 +39,7 @@ class Group:
     completions: tuple[Generation, ...]  # each as far as it is sampled
     max_tokens: int  # longest completion
     seed: int
-    prompt_index: int  # of the prompt, among those of the same seed; its samples depend on it (see `PromptBatch`)
+    prompt_index: int  # position of the prompt in the whole batch; seeds its samples (see `PromptBatch`)
 
     @property
     def complete(self) -> bool:
@@ -99,7 +99,7 @@ class RolloutEngine(ABC):
         """The submitted groups that `advance` has not returned, as far as they are sampled; their sampling goes on."""
 
     @abstractmethod
-    def generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Groups:
+    def generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Completions:
         """What `generate` returns, while groups submitted before wait; an error raised by `on_progress` ends it."""
 
     def generate(
@@ -110,7 +110,7 @@ class RolloutEngine(ABC):
         *,
         seed: int,
         on_progress: OnProgress = lambda _: None,
-    ) -> Groups:
+    ) -> Completions:
         """`samples` completions of each prompt, in the order of the prompts; see `PromptBatch`."""
         return self.generate_batch(PromptBatch(prompts, samples, params, seed), on_progress)
 
@@ -127,17 +127,17 @@ class RolloutEngine(ABC):
 
 
 class SamplingEngine(RolloutEngine):
-    """An engine that samples itself, rather than to pass groups on to others."""
+    """An engine that samples itself rather than passing groups on to others."""
 
     @abstractmethod
-    def apart(self) -> AbstractContextManager[None]:
+    def isolated(self) -> AbstractContextManager[None]:
         """Inside the block, groups submitted before it wait; groups submitted inside it are dropped at its end."""
 
-    def generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Groups:
+    def generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Completions:
         if not batch.samples:
             return [[] for _ in batch.prompts]
         complete = dict[int, Group]()
-        with self.apart():
+        with self.isolated():
             self.submit(batch.groups)
             while len(complete) < len(batch.prompts):
                 complete |= {group.number: group for group in self.advance(batch.params, on_progress)}

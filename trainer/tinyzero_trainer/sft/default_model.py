@@ -28,7 +28,7 @@ from tinyzero_trainer.config.run import DefaultModelConfig
 from tinyzero_trainer.config.sft import SftConfig, warm_start
 from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.hardware import nvml
-from tinyzero_trainer.kinds import EXECUTORS, find_executor, kind_names
+from tinyzero_trainer.kinds import EXECUTOR_PACKAGE, find_executor, kind_names
 from tinyzero_trainer.models.new_model import default_shape
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.utils.signals import Stopped, left_at_once
@@ -140,7 +140,7 @@ def plan(overrides: Mapping[str, Any]) -> DefaultModel | None:
     if get(overrides, "model.path") is not None or not isinstance(device, str):
         return None  # the former is for config/unused.py, the latter for `build`
     executor = get(overrides, "run.executor")
-    own_processes = executor in kind_names(EXECUTORS) and find_executor(executor).own_processes
+    own_processes = executor in kind_names(EXECUTOR_PACKAGE) and find_executor(executor).own_processes
     no_ray_gpu = own_processes and not get(overrides, "ray.gpus")
     if no_ray_gpu or not nvml.sees_gpu(device):
         if merge(by_default := vars(DefaultModelConfig()), overrides.get("default_model") or {}) != by_default:

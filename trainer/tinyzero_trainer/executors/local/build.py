@@ -56,8 +56,8 @@ def build_workers(
             if device.type == "cuda":
                 halve_until_it_fits(config, partial(models.try_largest, config), display.log)
             display.record_startup("warm_up")
-        if starting := config.rollout.kind.starting:
-            display.phase(starting)
+        if message := config.rollout.kind.startup_message:
+            display.phase(message)
         with catch_out_of_memory("the rollout engine took over the weights"):
             engine = build_local_engine(config, language_model, display.log)
         display.record_startup("engine")

@@ -33,7 +33,7 @@ with without_collector():
     from tinyzero_trainer.monitoring.performance import GpuMemoryUsage, memory_usage
     from tinyzero_trainer.rollout.background_engine import BackgroundEngine
     from tinyzero_trainer.rollout.build import build_engine
-    from tinyzero_trainer.rollout.engine import Group, Groups, PromptBatch, RolloutEngine, SamplingParams
+    from tinyzero_trainer.rollout.engine import Completions, Group, PromptBatch, RolloutEngine, SamplingParams
     from tinyzero_trainer.rollout.vllm.engine import START_SECONDS
     from tinyzero_trainer.rollout.vllm.sync_check import SyncCheck
     from tinyzero_trainer.rollout.weight_source import named_weights, sent_weights
@@ -95,7 +95,7 @@ class EngineActor(BaseActor):
             self.weight_group.abort()
             self.weight_group = None
 
-    def generate(self, batch: PromptBatch) -> Groups:
+    def generate(self, batch: PromptBatch) -> Completions:
         """The engine's completions of a batch.
 
         Raises:
@@ -251,11 +251,11 @@ class TrainerActor(EngineActor):
 
     # ---- vllm.verify_weights -----------------------------------------------------------------------------------------
 
-    def probe_engine(self) -> Groups:
+    def probe_engine(self) -> Completions:
         """Its engine's completions for `check_engine`."""
         return self.engine.generate_batch(self._sync_check.batch, lambda _: None)
 
-    def check_engine(self, completions: Groups) -> None:
+    def check_engine(self, completions: Completions) -> None:
         """Together with all other ranks: whether the engine of these completions has the policy's weights."""
         self._sync_check.compare(completions)
 

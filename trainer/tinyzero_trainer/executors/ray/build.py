@@ -92,8 +92,8 @@ def build_workers(
         teacher: Any = (
             RemoteLearner(ranks, "teacher", micro_batch_tokens) if config.algorithm.needs("teacher") else None
         )
-        if starting := config.rollout.kind.starting:
-            display.phase(starting)
+        if message := config.rollout.kind.startup_message:
+            display.phase(message)
         remote = _connect_engines(config, pool, ranks, engines, display.log)
         run = stack.enter_context(run_tasks(config, tasks, language_model.tokenizer))
         display.record_startup("engine")

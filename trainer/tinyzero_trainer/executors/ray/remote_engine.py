@@ -18,7 +18,7 @@ from tinyzero_trainer.executors.ray.calls import TICK_SECONDS, gather
 from tinyzero_trainer.executors.ray.cluster import import_ray
 from tinyzero_trainer.executors.ray.remote_workers import TrainerActors
 from tinyzero_trainer.executors.restart import Restartable, RestartingEngine
-from tinyzero_trainer.rollout.engine import Group, Groups, OnProgress, PromptBatch, RolloutEngine, SamplingParams
+from tinyzero_trainer.rollout.engine import Completions, Group, OnProgress, PromptBatch, RolloutEngine, SamplingParams
 
 CLOSE_SECONDS = 60.0
 
@@ -98,14 +98,14 @@ class RemoteEngine(RolloutEngine):
             import_ray().wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
         self._threads.shutdown(wait=False)
 
-    def generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Groups:
+    def generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Completions:
         """See `RolloutEngine`; each engine takes one chunk after another until none is left."""
         with self._as_the_only_one():
             return self._generate_batch(batch, on_progress)
 
-    def _generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Groups:
+    def _generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Completions:
         pending = iter(chunks(len(batch.prompts), len(self.engines) * self._chunks_per_engine))
-        results: dict[int, Groups] = {}  # by the index of a chunk's first prompt
+        results: dict[int, Completions] = {}  # by the index of a chunk's first prompt
         stopped = Event()
         reported = 0
 
@@ -113,11 +113,12 @@ class RemoteEngine(RolloutEngine):
             for chunk in pending:  # which all engines share
                 part = replace(batch, prompts=batch.prompts[chunk], first=chunk.start)
 
-                def work(actor: ActorHandle, part: PromptBatch = part) -> Groups:
+                def work(actor: ActorHandle, part: PromptBatch = part) -> Completions:
                     if stopped.is_set():  # perhaps while the engine was restarted
                         return []
-                    groups: Groups = gather([(actor, actor.handle.generate.remote(part))], policy_intact=True)[0]
-                    return groups
+                    call = (actor, actor.handle.generate.remote(part))
+                    completions: Completions = gather([call], policy_intact=True)[0]
+                    return completions
 
                 results[chunk.start] = engine.do(work)
 
@@ -141,7 +142,7 @@ class RemoteEngine(RolloutEngine):
         if failed:
             raise failed
         report()
-        return [group for start in sorted(results) for group in results[start]]
+        return [completions for start in sorted(results) for completions in results[start]]
 
     def _unfinished_progress(self) -> int:
         """Finished completions of unfinished chunks."""
@@ -168,9 +169,9 @@ class ActorEngine(RolloutEngine):
     def unfinished(self) -> list[Group]:
         return list(self._call("unfinished"))
 
-    def generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Groups:
-        groups: Groups = self._call("generate", batch)
-        return groups
+    def generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Completions:
+        completions: Completions = self._call("generate", batch)
+        return completions
 
     def _call(self, method: str, *args: Any) -> Any:
         return gather([(self._actor, getattr(self._actor.handle, method).remote(*args))], policy_intact=True)[0]

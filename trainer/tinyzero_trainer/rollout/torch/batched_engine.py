@@ -51,7 +51,7 @@ class BatchedEngine(SamplingEngine):
             return self._scheduler.snapshot()
 
     @contextmanager
-    def apart(self) -> Iterator[None]:
+    def isolated(self) -> Iterator[None]:
         self._suspend()
         before, self._scheduler = self._scheduler, Scheduler(self._read, starts_anew=False)
         try:

