@@ -45,7 +45,7 @@ def planned(spec: ModelSpec, config: TrainConfig, gib: float, host: int | None =
 
 @pytest.mark.slow
 @given(MODELS, SETTINGS, st.integers(6, 200), st.sampled_from([0, 1, 2, 8]), st.integers(0, 1))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_what_is_proposed_is_a_configuration_that_fits(
     name: str, values: dict[str, Any], gib: int, gpus: int, engines: int
 ) -> None:
@@ -64,7 +64,7 @@ def test_what_is_proposed_is_a_configuration_that_fits(
 
 @pytest.mark.slow
 @given(MODELS, SETTINGS, st.integers(6, 200))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_nothing_is_proposed_without_which_it_fits_as_well(name: str, values: dict[str, Any], gib: int) -> None:
     spec, config = SPECS[name], with_settings(TrainConfig(), values)
     found = make_plan(spec, config, gib * GIB)
