@@ -20,7 +20,7 @@ from tinyzero_sdk.settings import refuse_secrets
 
 if TYPE_CHECKING:
     from tinyzero_sdk.evaluation.openai_endpoint import EndpointOptions
-    from tinyzero_sdk.evaluation.protocol import EvaluationPlan, EvaluationResult, LocalModels
+    from tinyzero_sdk.evaluation.protocol import EvaluationPlan, EvaluationRequest, EvaluationResult, LocalModels
     from tinyzero_sdk.progress import Progress
     from tinyzero_sdk.scoring.summary import Summary
 
@@ -139,10 +139,7 @@ def evaluate(
     from tinyzero_sdk.scoring.learning_signal import warning
 
     if endpoint is None:
-        for name in _ENDPOINT_ONLY:
-            source = context.get_parameter_source(name)
-            if source is not None and source.name == "COMMANDLINE":
-                raise SettingsError(f"--{name.replace('_', '-')} has no effect without --endpoint; leave it out")
+        _refuse_endpoint_options(context)
     chosen = parse_pass_at(pass_at)
     if max(chosen, default=1) > samples:
         raise SettingsError(f"--pass-at={pass_at} needs --samples of {max(chosen)} or more, not {samples}")
@@ -163,10 +160,7 @@ def evaluate(
         allow_unsafe_scorers=allow_unsafe_scorers,
     )
     if endpoint is None:
-        models = _find_local_models(context.obj or ())
-        if models is None:
-            raise TinyZeroError("'tinyzero eval' needs the trainer: pip install 'tinyzero-sdk[train]'")
-        plan = models.plan(request)
+        plan = _plan_local(request, context)
     else:
         plan = plan_endpoint(request, _endpoint_options(endpoint, context))
     if output is None and endpoint is not None:
@@ -181,6 +175,20 @@ def evaluate(
     if not result.report.is_clean:
         show_faults(output or Path("the completions"), result.report)
         raise typer.Exit(1)
+
+
+def _refuse_endpoint_options(context: typer.Context) -> None:
+    for name in _ENDPOINT_ONLY:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise SettingsError(f"--{name.replace('_', '-')} has no effect without --endpoint; leave it out")
+
+
+def _plan_local(request: "EvaluationRequest", context: typer.Context) -> "EvaluationPlan":
+    models = _find_local_models(context.obj or ())
+    if models is None:
+        raise TinyZeroError("'tinyzero eval' needs the trainer: pip install 'tinyzero-sdk[train]'")
+    return models.plan(request)
 
 
 def _endpoint_options(url: str, context: typer.Context) -> "EndpointOptions":
@@ -232,7 +240,7 @@ class _Observer:
         self._progress, self.phase = progress, ""
 
     def sampling(self, kept: int, finished: int, total: int) -> None:
-        """See `EvaluationObserver`."""
+        """Show how many completions are sampled."""
         if not self.phase:
             self.phase = "sampling"
             self._progress.start()  # not earlier: loading a model shows its own progress
@@ -240,7 +248,7 @@ class _Observer:
         self._progress.update(kept + finished)
 
     def scoring(self, fraction: float) -> None:
-        """See `EvaluationObserver`."""
+        """Show which fraction of the completions is scored."""
         if self.phase != "scoring":
             self.phase = "scoring"
             self._progress.phase("scoring", 1.0, "%")

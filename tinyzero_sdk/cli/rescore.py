@@ -9,7 +9,15 @@ from rich.text import Text
 
 from tinyzero_sdk.cli.score import AllowMismatch, GroupBy, MemoryLimit, Overwrite, Timeout, Wrappers
 from tinyzero_sdk.cli.summary_report import as_json, shorten, show_faults, table
-from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskOverrides, Workers, one_task, show_judge
+from tinyzero_sdk.cli.task_options import (
+    AllowUnsafe,
+    TaskName,
+    TaskOverrides,
+    Workers,
+    one_task,
+    refuse_further_files,
+    show_judge,
+)
 from tinyzero_sdk.console import percent, plural, print_json, stdout
 from tinyzero_sdk.tasks.registry import load_task_with_overrides
 
@@ -49,6 +57,7 @@ def rescore(
     from tinyzero_sdk.scoring.score_file import ScoringOptions
     from tinyzero_sdk.workers.process import count_cores
 
+    refuse_further_files(overrides, {}, ", and rescore the files one after another")
     opened = load_task_with_overrides(
         *one_task(task, overrides), wrappers=wrappers or (), allow_unsafe_scorers=allow_unsafe
     )

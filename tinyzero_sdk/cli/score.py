@@ -12,7 +12,15 @@ import typer
 from rich.text import Text
 
 from tinyzero_sdk.cli.summary_report import PassAt, as_json, parse_pass_at, show_faults, show_summary
-from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskOverrides, Workers, one_task, show_judge
+from tinyzero_sdk.cli.task_options import (
+    AllowUnsafe,
+    TaskName,
+    TaskOverrides,
+    Workers,
+    one_task,
+    refuse_further_files,
+    show_judge,
+)
 from tinyzero_sdk.console import plural, print_json, stdout
 from tinyzero_sdk.tasks.registry import load_task_with_overrides
 
@@ -41,6 +49,12 @@ AllowMismatch = Annotated[
     bool, typer.Option("--allow-version-mismatch", help="Accept rows of another task or version, or of none.")
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")]
+
+_SEVERAL_FILES = {
+    ".parquet": ", or several as their folder: tinyzero score FOLDER --format hf",
+    ".jsonl": ", or several as one: cat a.jsonl b.jsonl | tinyzero score -",
+    ".eval": ", or several as their folder: tinyzero score FOLDER --format inspect",
+}
 
 
 @contextmanager
@@ -104,6 +118,7 @@ def score(
     from tinyzero_sdk.scoring.score_file import ScoringOptions, score_file
     from tinyzero_sdk.workers.process import count_cores
 
+    refuse_further_files(overrides, _SEVERAL_FILES, ", and score the files one after another")
     opened = load_task_with_overrides(
         *one_task(task, overrides), wrappers=wrappers or (), allow_unsafe_scorers=allow_unsafe
     )

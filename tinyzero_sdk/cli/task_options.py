@@ -1,7 +1,8 @@
 """Arguments shared by the commands on one task."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 DATA_ENDINGS = (".jsonl", ".csv", ".parquet", ".eval")
-"""No task or option of one ends like this: the word is a further file, as where a shell expands `*.parquet`."""
+"""No task or option of one ends like this."""
 
 
 def complete_task(incomplete: str) -> list[str]:
@@ -65,17 +66,24 @@ def named_tasks(words: Sequence[str] | None) -> tuple[list[str], list[str]]:
     return names, [word for word in words or () if word not in names]
 
 
+def refuse_further_files(words: Sequence[str] | None, advice: Mapping[str, str], otherwise: str) -> None:
+    """Refuse a second data file, as where a shell expands `*.parquet`, with advice by its ending."""
+    if files := _data_files(words):
+        raise SettingsError(f"got another file, {files[0]}; give one{advice.get(Path(files[0]).suffix, otherwise)}")
+
+
+def _data_files(words: Sequence[str] | None) -> list[str]:
+    return [word for word in words or () if "=" not in word and word.removesuffix(".gz").endswith(DATA_ENDINGS)]
+
+
 def one_task(task: str | None, words: Sequence[str] | None) -> tuple[str, list[str]]:
     """The task of a command that needs one, whether --task or a word names it, and the other words.
 
     Raises:
         SettingsError: none is named, or several, or a word names a data file.
     """
-    if files := [word for word in words or () if "=" not in word and word.removesuffix(".gz").endswith(DATA_ENDINGS)]:
-        raise SettingsError(
-            f"got another file, {files[0]}; give one (JSON Lines of several: cat a.jsonl b.jsonl | tinyzero score -), "
-            "and the task as --task NAME"
-        )
+    if files := _data_files(words):
+        raise SettingsError(f"got the data file {files[0]}; expected a task and options of it, such as task.KEY=VALUE")
     names, overrides = named_tasks(words)
     match [*filter(None, [task]), *names]:
         case [name]:

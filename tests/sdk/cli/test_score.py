@@ -309,9 +309,26 @@ def test_what_csv_cannot_be_is_said_by_row(score, tmp_path):
     assert "has two columns of one name, among: a, a; rename one" in score(file)[2]
 
 
-@pytest.mark.parametrize("command", ["score", "rescore"])
-@pytest.mark.parametrize("other", ["b.jsonl", "./b.parquet", "runs/b.csv.gz"])
-def test_several_files_are_refused_as_such(run, write_task, command, other):
+@pytest.mark.parametrize(
+    ("command", "other", "advice"),
+    [
+        ("score", "b.jsonl", ", or several as one: cat a.jsonl b.jsonl | tinyzero score -"),
+        ("score", "./b.parquet", ", or several as their folder: tinyzero score FOLDER --format hf"),
+        ("score", "b.eval", ", or several as their folder: tinyzero score FOLDER --format inspect"),
+        ("score", "runs/b.csv.gz", ", and score the files one after another"),
+        ("rescore", "b.parquet", ", and rescore the files one after another"),
+    ],
+)
+def test_several_files_are_refused_with_what_to_do(run, write_task, command, other, advice):
     for words in (["a.jsonl", other, "--task", write_task()], ["a.jsonl", other]):
-        code, _, err = run(command, *words)
-        assert (code, f"got another file, {other}; give one" in err.replace("\n", " ")) == (2, True)
+        assert run(command, *words) == (2, "", f"error: got another file, {other}; give one{advice}\n")
+
+
+def test_a_folder_of_parquet_files_is_scored_as_one(run, write_task, tmp_path):
+    folder = tmp_path / "outputs"
+    folder.mkdir()
+    for name in "ab":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([GOOD]), folder / f"{name}.parquet")
+    code, out, _ = run("score", folder, "--format", "hf", "--task", write_task())
+    assert (code, "2 rows scored" in out) == (0, True)
+    assert "error: got the data file a.jsonl; expected a task" in run("check", "a.jsonl")[2]
