@@ -45,7 +45,7 @@ class EngineSpeed:
     completion_tokens: int
     date: str
     torch: int | None = None
-    """Of the engine `torch`; None = it could not be measured."""
+    """Tokens/s of the engine `torch`; None = it could not be measured."""
 
     vllm: int | None = None
     torch_version: str = ""

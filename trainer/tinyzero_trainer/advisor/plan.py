@@ -41,7 +41,7 @@ class Plan:
     """A configuration that fits a GPU, if one was found."""
 
     requested: Memory
-    """Of the requested configuration; `memory` is that of the proposed one."""
+    """Predicted memory of the requested configuration; `memory` is that of the proposed one."""
 
     config: TrainConfig
     """The proposed configuration, with values for what is left to the run."""

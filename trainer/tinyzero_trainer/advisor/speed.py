@@ -23,10 +23,10 @@ class Speed:
     """A step's time."""
 
     seconds: Mapping[str, float]
-    """Of each phase, by its name in `timing_s/*`."""
+    """Predicted seconds of each phase, by its name in `timing_s/*`."""
 
     tokens: int
-    """Of the step, prompts included."""
+    """Tokens of the step, prompts included."""
 
     generated: int
     overlaps: bool = False

@@ -38,7 +38,7 @@ class PlanReport:
     """Bytes that memory.cpu_offload keeps in host memory; 0 = none."""
 
     memory: Mapping[GpuRole, Memory]
-    """Of each of the ranks' GPUs, and of each of the engines'."""
+    """Predicted memory of each rank's GPU, and of each engine's."""
 
     sft: bool
     """Whether the step is one of supervised fine-tuning."""

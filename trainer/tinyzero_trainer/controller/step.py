@@ -130,12 +130,12 @@ class TrainingStep:
     def batch_of(self, collected: RolloutBatch) -> TrainingBatch:
         """The completions that are trained on, with what the estimator needs from their scores."""
         algorithm, rollouts, greedy = self.config.algorithm, collected.kept, collected.greedy_rewards
-        group_size, why_nothing = self.config.rollout.group_size, "all completions are masked"
+        group_size, reason = self.config.rollout.group_size, "all completions are masked"
         if algorithm.estimator.only_correct:
             rollouts = mask_rejected(rollouts, group_size, algorithm.max_accepted)
-            why_nothing = "no completion is right"
+            reason = "no completion is correct"
         if all(rollout.score.masked for rollout in rollouts):
-            self.workers.display.log(f"step {collected.step:,}: {why_nothing}, so it trains nothing")
+            self.workers.display.log(f"step {collected.step:,}: {reason}, so it trains nothing")
         return TrainingBatch.of(
             rollouts,
             group_size,
@@ -146,7 +146,7 @@ class TrainingStep:
         )
 
     def add_logprobs(self, batch: TrainingBatch, settings: StepSettings) -> dict[str, float]:
-        """Add the old log-probabilities unless the update's own pass computes them, and a correction's weights."""
+        """Add the old log-probabilities unless the update computes them, and importance weights if they are corrected."""
         source, correction = self.config.old_logprobs_source, self.config.rollout_correction
         if source == "engine":
             batch.old_logprobs = batch.engine_logprobs

@@ -11,10 +11,10 @@ from tinyzero_trainer.kinds import find_engine
 from tinyzero_trainer.utils.bounds import unless_auto
 
 PROMPT_TOKENS = 256
-"""Of a prompt, where nothing better is known."""
+"""Length of a prompt, where nothing better is known."""
 
 PIECES = 8
-"""Of a rank's share of a mini-batch: about the largest piece of a group; see training/micro_batches.py."""
+"""Pieces of groups in a rank's share of a mini-batch, at least about; see training/micro_batches.py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Workload:
         return sum(tokens for _, tokens in self._split()) / self.sequence_parallel
 
     def _split(self) -> Iterator[tuple[int, int]]:
-        """Of each mini-batch, of whole groups, the micro-batches and tokens of the fullest GPU."""
+        """Micro-batches and tokens of the fullest GPU, for each mini-batch, which has whole groups."""
         budget, group_size = self.micro_batch * self.sequence_parallel, self.completions // self.prompts
         shared = self.prompt - 1 if self.shares_prompts else 0  # the last token of a prompt is each completion's own
         ends = [-(-place * self.prompts // self.mini_batches) for place in range(self.mini_batches + 1)]

@@ -115,7 +115,7 @@ class RestartingEngine(RolloutEngine, Generic[Worker]):
         return list(complete)
 
     def unfinished(self) -> list[Group]:
-        """See `RolloutEngine`; the groups of an engine that has died as they were submitted."""
+        """The unfinished groups; those of an engine that has died as they were submitted."""
         try:
             return list(self._repeating(lambda engine, _: engine.unfinished())) if self.groups else []
         except (WorkerDiedError, EngineDiedError):

@@ -17,7 +17,7 @@ MANY_ROWS = 4096
 
 
 def gate(gate_up: Tensor) -> tuple[Tensor, Tensor]:
-    """See `float8.gate`."""
+    """A fused kernel for `float8.gate`."""
     rows, width = len(gate_up), gate_up.shape[1] // 2
     numbers = torch.empty(rows, width, dtype=FP8, device=gate_up.device)
     scales = torch.empty(rows, 1, dtype=torch.float32, device=gate_up.device)
@@ -29,7 +29,7 @@ def gate(gate_up: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gate_backward(gradient: Tensor, gate_up: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See `float8.gate_backward`."""
+    """A fused kernel for `float8.gate_backward`."""
     rows, width = gradient.shape
     gated, grad_gate_up = torch.empty_like(gradient), torch.empty_like(gate_up)
     numbers = torch.empty_like(gate_up, dtype=FP8)

@@ -83,7 +83,7 @@ class Critic(Learner):
         return {"critic/lr": self._own_settings.learning_rate, **_metrics(metrics)}
 
     def _token_losses(self, batch: MicroBatch, part: TrainingBatch, _: Tensor, metrics: MetricAccumulator) -> Tensor:
-        """See `TokenLosses`."""
+        """The clipped value loss of each token; a `TokenLosses`."""
         assert part.values is not None
         assert part.returns is not None
         old, returns = (to_device(column, batch.tokens.device) for column in (part.values, part.returns))

@@ -141,7 +141,7 @@ class Policy(Learner):
     def _token_losses(
         self, settings: StepSettings, batch: MicroBatch, part: TrainingBatch, weight: Tensor, metrics: MetricAccumulator
     ) -> Tensor:
-        """See `TokenLosses`."""
+        """The policy loss of each token, with KL and entropy terms; a `TokenLosses`."""
         algorithm = self._algorithm
         on_batch_device = partial(to_device, device=batch.tokens.device)
         statistics: TokenStatistics = self.model(

@@ -41,7 +41,7 @@ class RemoteEngine(RolloutEngine):
         self._failed = False  # where one thread has noticed it, another that waits to pass weights need not
 
     def submit(self, groups: Sequence[Group]) -> None:
-        """See `RolloutEngine`; each group goes to the engine that has the fewest."""
+        """Give each group to the engine that has the fewest."""
         for group in groups:
             min(self._streams, key=lambda stream: len(stream.groups)).submit([group])
 
@@ -60,7 +60,7 @@ class RemoteEngine(RolloutEngine):
         return complete
 
     def unfinished(self) -> list[Group]:
-        """See `RolloutEngine`; those of an engine that has died as they were submitted."""
+        """The unfinished groups of all engines; those of an engine that has died as they were submitted."""
         with self._one_at_a_time:
             return [*self._complete, *(group for stream in self._streams for group in stream.unfinished())]
 
@@ -84,7 +84,7 @@ class RemoteEngine(RolloutEngine):
             self._may_advance.set()
 
     def sleep(self) -> None:
-        """See `RolloutEngine`; an engine that fails is restarted."""
+        """Let all engines sleep; one that fails is restarted."""
         calls = [(engine.worker, engine.worker.handle.sleep.remote()) for engine in self.engines]
         failures = gather(calls, policy_intact=True, returned=(WorkerDiedError, EngineDiedError))
         for engine, failure in zip(self.engines, failures, strict=True):
@@ -99,7 +99,7 @@ class RemoteEngine(RolloutEngine):
         self._threads.shutdown(wait=False)
 
     def generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Completions:
-        """See `RolloutEngine`; each engine takes one chunk after another until none is left."""
+        """Generate the batch in chunks; each engine takes one after another until none is left."""
         with self._as_the_only_one():
             return self._generate_batch(batch, on_progress)
 
@@ -213,7 +213,7 @@ class ColocatedEngines(RemoteEngine):
         super().__init__(engines, chunks_per_engine)
 
     def load_weights(self, version: int = 0) -> None:
-        """See `RolloutEngine`; an engine that cannot load them is restarted."""
+        """Load the ranks' current weights into all engines; an engine that cannot load them is restarted."""
         self._ranks.version = version
         self._free_memory()
         failures = self._ranks.pass_weights("load_weights", self._engine_ranks, returned=(EngineDiedError,))
@@ -251,7 +251,7 @@ class DedicatedEngines(RemoteEngine):
         self.load_weights()
 
     def load_weights(self, version: int = 0) -> None:
-        """See `RolloutEngine`; an engine that dies meanwhile is restarted."""
+        """Send the current weights to all engines; an engine that dies meanwhile is restarted."""
         with self._while_none_advances():
             self._ranks.version = version
             if not self._failed:

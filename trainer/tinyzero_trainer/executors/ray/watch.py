@@ -38,7 +38,7 @@ def look_after(processes: Iterable[Any]) -> None:
 
 
 def check_servers() -> None:
-    """Raise a WorkerDiedError if a server of that Ray has died; one that hangs is not found, but waited for."""
+    """Raise a WorkerDiedError if a server of that Ray has died; one that hangs goes unnoticed."""
     for name, process in _started:
         if name in SERVERS and (not process.is_running() or process.status() == "zombie"):
             raise WorkerDiedError(f"Ray's {name} (process {process.pid})", "has died", policy_intact=False)

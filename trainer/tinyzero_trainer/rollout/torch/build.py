@@ -23,7 +23,7 @@ from tinyzero_trainer.utils.bounds import unless_auto
 
 
 def refuse(config: TrainConfig, device: torch.device, architecture: Architecture | None) -> None:
-    """See rollout/build.py; refuses fp8 on a GPU that lacks it, and products in fp8 for models that they do not fit."""
+    """Refuse fp8 on a GPU that lacks it, and products in fp8 for models that they do not fit."""
     for setting in config.rollout.in_fp8:
         capability = torch.cuda.get_device_capability(device) if torch.cuda.is_available() else None
         if problem := lacks_fp8(f"{setting} with rollout.engine=torch", capability):

@@ -46,7 +46,7 @@ GIB = 2**30
 
 
 def refuse(config: TrainConfig, device: torch.device, architecture: Architecture | None) -> None:
-    """See rollout/build.py; refuses what vLLM does not support on this device, and a model that it does not run."""
+    """Refuse what vLLM does not support on this device, and a model that it does not run."""
     vllm = config.vllm
     if device.type == "cuda" and device.index:
         raise VllmError(

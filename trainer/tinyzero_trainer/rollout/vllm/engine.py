@@ -87,7 +87,7 @@ class VllmEngine(SamplingEngine):
             raise
 
     def load_weights(self, version: int = 0) -> None:
-        """See `RolloutEngine`; also wakes a sleeping engine."""
+        """Take over the policy's weights; wakes a sleeping engine, too."""
         self._attempt(self._sync)
         self.version = version
 
@@ -109,7 +109,7 @@ class VllmEngine(SamplingEngine):
         self._waiting += groups
 
     def advance(self, params: SamplingParams, on_progress: OnProgress) -> list[Group]:
-        """See `RolloutEngine`; a sleeping engine wakes up with the policy's current weights."""
+        """Sample the next waiting groups of one seed; a sleeping engine wakes up with the policy's current weights."""
         if params.temperature > MAX_TEMPERATURE:
             raise VllmError(f"vLLM samples at temperatures up to {MAX_TEMPERATURE:g}, not {params.temperature:g}")
         if not self._waiting:

@@ -129,7 +129,7 @@ class GraphEngine(BatchedEngine):
         self._allocated, self._sampling, self._kept = 0, 0, self._keep_memory
 
     def load_weights(self, version: int = 0) -> None:
-        """See `RolloutEngine`; sequences in slots go on, with the keys and values of their tokens so far."""
+        """Take over the weights; sequences in slots go on, with the keys and values of their tokens so far."""
         self._weights.load()
         super().load_weights(version)
 
@@ -152,7 +152,7 @@ class GraphEngine(BatchedEngine):
     # ---- buffers -----------------------------------------------------------------------------------------------------
 
     def _reserve(self, scheduler: Scheduler) -> int:
-        """See `BatchedEngine`; keeps the present buffers if they are large enough."""
+        """Allocate the buffers, or keep the present ones if they are large enough."""
         if not self._weights:
             self._weights.load()
         length, steps = scheduler.longest
@@ -223,7 +223,7 @@ class GraphEngine(BatchedEngine):
     # ---- steps -------------------------------------------------------------------------------------------------------
 
     def _prefill(self, contexts: Sequence[list[int]], rows: Sequence[int], slots: Tensor) -> None:
-        """See `BatchedEngine`; in parts of a bounded number of tokens and logits."""
+        """Read contexts into slots, in parts of a bounded number of tokens and logits."""
         state, start = self._state, 0
         while start < len(rows):
             end = _part_end(contexts, rows, start, self._model.vocabulary)
@@ -244,7 +244,7 @@ class GraphEngine(BatchedEngine):
             start = end
 
     def _work_on(self, running: Tensor, kept: Tensor | None = None) -> None:
-        """See `BatchedEngine`; prepares a step for their number if there is none."""
+        """Set the rows of the next steps, and capture a step for their number if there is none."""
         state, params, cache = self._state, self._params, self._cache
         rows = next(size for size in self._capture_sizes if size >= len(running))
         # What is fixed in a graph; it reads the values of temperature and top-p.

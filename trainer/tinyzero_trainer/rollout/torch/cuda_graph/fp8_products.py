@@ -24,7 +24,7 @@ _NORM_BEFORE = {"qkv": "norm1", "gate_up": "norm2", "down": None, "head": "norm"
 
 
 def to_fp8(states: Tensor, scales: Tensor | float) -> Tensor:
-    """Divided by their scales; what is too large becomes the largest number."""
+    """States divided by their scales, in fp8; what is too large becomes the largest number."""
     return (states.float() / scales).clamp(-FP8_MAX, FP8_MAX).to(FP8)
 
 
@@ -83,7 +83,7 @@ class Fp8Weights(FusedWeights):
 
 
 class Fp8GraphModel(GraphModel):
-    """See above; its `weights` are `Fp8Weights`."""
+    """A graph model whose decoding steps compute their products in fp8; its `weights` are `Fp8Weights`."""
 
     def step(self, state: BatchState, rows: int, cache: Cache) -> Tensor:
         weights, kernels = self._weights, self.kernels
