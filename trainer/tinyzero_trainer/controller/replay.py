@@ -29,7 +29,7 @@ class Replayed:
     models: Mapping[str, Diagnosis]  # policy and critic
     metrics: Mapping[str, float | None]  # all but those that depend on the clock; empty if it ended early
     recorded: Mapping[str, Any] | None
-    """The same as the run wrote them; None if it wrote no line for the step."""
+    """The metrics that the run wrote; None if it wrote no line for the step."""
 
     @property
     def differing(self) -> list[str]:

@@ -146,7 +146,7 @@ class TrainingStep:
         )
 
     def add_logprobs(self, batch: TrainingBatch, settings: StepSettings) -> dict[str, float]:
-        """Add the old log-probabilities unless the update computes them, and importance weights if they are corrected."""
+        """Add old log-probabilities unless the update computes them, and importance weights if they are corrected."""
         source, correction = self.config.old_logprobs_source, self.config.rollout_correction
         if source == "engine":
             batch.old_logprobs = batch.engine_logprobs

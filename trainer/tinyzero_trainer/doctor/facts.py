@@ -101,7 +101,7 @@ class RayCluster:
     """Why it cannot be examined, in Ray's words; empty = it was."""
 
     nodes: tuple[Node, ...] = ()
-    """Those that are alive, the head first."""
+    """Nodes that are alive, the head first."""
 
     local: NodeReport | None = None
     directory: str = ""
@@ -143,7 +143,7 @@ class Facts:
 
     visible: str | None
     packages: tuple[Package, ...]
-    """Those installed of `package_checks.WATCHED`."""
+    """Installed packages of `package_checks.WATCHED`."""
 
     output: Folder
     hub_cache: Folder

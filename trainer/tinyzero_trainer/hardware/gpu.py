@@ -41,7 +41,7 @@ class GpuInfo:
     """Bytes that processes hold, without the driver's own; here and above None = not known."""
 
     processes: tuple[Process, ...] = ()
-    """Those that the driver lists: none in a container."""
+    """Processes that the driver lists: none in a container."""
 
     uuid: str = ""
     """Without `GPU-`."""

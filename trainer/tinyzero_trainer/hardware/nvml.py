@@ -72,7 +72,7 @@ def _known(ask: Callable[..., T], *arguments: Any, **options: Any) -> T | None:
 
 
 def visible_gpus(gpus: tuple[GpuInfo, ...]) -> tuple[GpuInfo, ...]:
-    """Those that CUDA_VISIBLE_DEVICES leaves, in its order; it counts up to the first name that no GPU has."""
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; it counts up to the first name that no GPU has."""
     names = os.environ.get("CUDA_VISIBLE_DEVICES")
     if names is None:
         return gpus

@@ -71,7 +71,7 @@ class BackgroundEngine(RolloutEngine):
                 self._submitted += len(groups)
 
     def advance(self, params: SamplingParams, on_progress: OnProgress) -> list[Group]:
-        """The groups completed since the last call, after a moment's wait if there are none; `params` hold from now on."""
+        """Groups completed since the last call, after a moment's wait if there are none; `params` hold from now on."""
         self._params = params
         with self._news:
             if not self._complete and self._error is None:

@@ -116,7 +116,7 @@ class ExampleSource(ABC):
         return batch
 
     def fitting(self, examples: Iterable[Rollout]) -> list[Rollout]:
-        """Those that are not too long."""
+        """The examples that are not too long."""
         return list(filter(self.fits, examples))
 
     def fits(self, example: Rollout) -> bool:

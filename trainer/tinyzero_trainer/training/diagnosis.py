@@ -48,7 +48,7 @@ class MicroBatchDiagnosis:
 
     nonfinite: list[NonfiniteCompletion]
     parameters: list[str]
-    """Those whose gradient is not finite after it, on any rank."""
+    """Parameters whose gradient is not finite after it, on any rank."""
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class UpdateDiagnosis:
     """What the update on one mini-batch did."""
 
     micro_batches: list[MicroBatchDiagnosis] = field(default_factory=list)
-    """Those of all ranks, one rank after another."""
+    """Micro-batches of all ranks, one rank after another."""
 
     group_norms: dict[str, float] = field(default_factory=dict)
     """Norm of the gradient, before clipping, of each layer and of the parameters outside of layers."""
@@ -98,7 +98,7 @@ class Diagnosis:
 
 
 def nonfinite_completions(part: TrainingBatch, losses: Tensor) -> list[NonfiniteCompletion]:
-    """Those of a micro-batch with the [tokens] losses."""
+    """Completions of a micro-batch, with its [tokens] losses, that have a value that is not finite."""
     columns = {name: getattr(part, name) for name in COLUMNS} | {"loss": losses.cpu()}
     by_completion = {
         name: (~column.isfinite()).split(part.lengths.tolist())

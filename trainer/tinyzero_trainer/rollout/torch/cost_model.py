@@ -83,7 +83,7 @@ def _sampling(config: TrainConfig, work: Workload) -> int:
 def settle(
     spec: ModelSpec, config: TrainConfig, work: Workload, limit: int, held: Callable[[TrainConfig], tuple[int, int]]
 ) -> TrainConfig:
-    """As many sequences at a time as fit, where that is left open; without CUDA graphs at most `FEW_SEQUENCES`.
+    """Fill in `rollout.max_num_seqs`, if it is `auto`, with what fits; without CUDA graphs at most `FEW_SEQUENCES`.
 
     `held` returns the bytes held at the peak, and those while the engine is awake.
     """

@@ -121,7 +121,7 @@ class Scheduler:
         return next((i for i, other in enumerate(self.waiting) if other.group is not group), len(self.waiting))
 
     def next_to_enter(self, least: int) -> list[Request]:
-        """Those that enter slots now: whole groups, so that their prompts are read once, in at least `least` slots."""
+        """Requests to enter slots now: whole groups, so that their prompts are read once, in at least `least` slots."""
         free, entering = len(self._free), list[Request]()
         if self.running and free < least:
             return []
