@@ -1,6 +1,5 @@
 """Output of summaries for `score`, `rescore` and `eval`: text of 80 columns, and JSON."""
 
-import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -48,7 +47,7 @@ def complain(message: str) -> None:
 def show_faults(file: "Path", report: "ScoreReport") -> None:
     """Print the bad rows and the scorer's first exception on stderr."""
     for row in report.bad:
-        complain(f"{file}:{row.number}: {row.problem}")
+        complain(f"{file}:{row.number}: {row.error}")
     if report.bad_rows > len(report.bad):
         complain(f"... and {report.bad_rows - len(report.bad):,} more")
     if report.first_error is not None:
@@ -68,7 +67,7 @@ def as_json(report: "ScoreReport") -> dict[str, Any]:
         **(report.provenance._asdict() if report.provenance else {}),
         "unknown": report.unknown,
         "bad_rows": report.bad_rows,
-        "bad": [dataclasses.asdict(row) for row in report.bad],
+        "bad": [{"number": row.number, "problem": row.error} for row in report.bad],
         "first_error": report.first_error,
         "seconds": round(report.seconds, 3),
     }

@@ -65,7 +65,7 @@ def read_rows(path: Path) -> Iterator[Row]:
     """
     for block in read_blocks(path):
         if block.bad:
-            raise DataError(f"{path}:{block.bad[0].number}: {block.bad[0].problem}")
+            raise DataError(f"{path}:{block.bad[0].number}: {block.bad[0].error}")
         yield from block.rows()
 
 

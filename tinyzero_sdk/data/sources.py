@@ -154,7 +154,7 @@ def _map_copy(path: Path) -> "tuple[array[int], pa.Table]":
             writer = None
             for block in read_blocks(path):
                 if block.bad:
-                    raise DataError(f"{path}:{block.bad[0].number}: {block.bad[0].problem}")
+                    raise DataError(f"{path}:{block.bad[0].number}: {block.bad[0].error}")
                 table = block.data
                 if not isinstance(table, pa.Table):
                     lines.extend(block.numbers)

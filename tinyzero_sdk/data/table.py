@@ -36,7 +36,7 @@ class BadRow:
     number: int
     """Line of a text file or row of a Parquet file, from 1."""
 
-    problem: str
+    error: str
 
 
 @dataclass(slots=True)
@@ -126,30 +126,30 @@ class Block:
         """[n] the rows as JSON objects."""
         return to_rows(self.data) if isinstance(self.data, pa.Table) else self.data
 
-    def drop(self, problems: Mapping[int, str]) -> None:
-        """Move the rows at these places to the bad ones."""
-        if not problems:
+    def drop(self, errors: Mapping[int, str]) -> None:
+        """Move the rows with an error, by index, to the bad ones."""
+        if not errors:
             return
-        bad = [BadRow(self.numbers[place], problem) for place, problem in problems.items()]
-        kept = self.take([place for place in range(len(self)) if place not in problems])
+        bad = [BadRow(self.numbers[row], error) for row, error in errors.items()]
+        kept = self.take([row for row in range(len(self)) if row not in errors])
         self.numbers, self.data, self.bad = kept.numbers, kept.data, sorted(self.bad + bad, key=lambda row: row.number)
 
-    def take(self, places: Sequence[int]) -> "Block":
-        """The rows at these places."""
+    def take(self, indices: Sequence[int]) -> "Block":
+        """The rows at these indices."""
         rows = self.data
-        data = rows.take(pa.array(places, pa.int64())) if isinstance(rows, pa.Table) else [rows[i] for i in places]
-        return Block([self.numbers[place] for place in places], data, [], self.progress)
+        data = rows.take(pa.array(indices, pa.int64())) if isinstance(rows, pa.Table) else [rows[i] for i in indices]
+        return Block([self.numbers[i] for i in indices], data, [], self.progress)
 
     def fit(self, schema: pa.Schema) -> None:
         """Turn JSON objects into typed columns."""
         assert not isinstance(self.data, pa.Table)
         self.data = to_table(self.data, schema)
 
-    def split(self, place: int) -> "tuple[Block, Block]":
-        """The rows before a place, with the bad ones, and the others."""
+    def split(self, index: int) -> "tuple[Block, Block]":
+        """The rows before an index, with the bad ones, and the others."""
         return (
-            Block(self.numbers[:place], self.data[:place], self.bad, self.progress),
-            Block(self.numbers[place:], self.data[place:], [], self.progress),
+            Block(self.numbers[:index], self.data[:index], self.bad, self.progress),
+            Block(self.numbers[index:], self.data[index:], [], self.progress),
         )
 
     def joined(self, other: "Block") -> "Block":

@@ -16,7 +16,7 @@ from tinyzero_sdk.fuzz.search import AttemptBatch, SearchProgress, SearchSetting
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.testing.cases import Case
-from tinyzero_sdk.workers.supervisor import Loss, Supervisor, Worker, wait_for_any
+from tinyzero_sdk.workers.supervisor import Supervisor, Worker, WorkerLoss, wait_for_any
 
 _TICK_SECONDS = 0.05
 _PREPARING_TIMES = 20  # timeouts that generating a problem may take
@@ -159,12 +159,12 @@ class _FuzzRun:
         if worker.unsettled is not None:
             self.findings.add(worker.unsettled)
 
-    def step(self, patience: float) -> None:
-        """Receive messages, and replace workers that ended or hang."""
-        wait_for_any((worker.process for worker in self._workers), patience)
+    def step(self, timeout: float) -> None:
+        """Receive messages, waiting up to `timeout` seconds for the first, and replace workers that ended or hang."""
+        wait_for_any((worker.process for worker in self._workers), timeout)
         for worker in list(self._workers):
             self._receive(worker)
-            if worker.process.fate(self._patience(worker)):
+            if worker.process.status(self._timeout_of(worker)):
                 self._retire(worker)
 
     def _start(self, number: int, generation: int, suspect: Finding | None = None) -> None:
@@ -180,7 +180,7 @@ class _FuzzRun:
         process = self._supervisor.start(partial(run_search, settings=settings))
         self._workers.append(_Searcher(process, number, generation, suspect))
 
-    def _patience(self, worker: _Searcher) -> float:
+    def _timeout_of(self, worker: _Searcher) -> float:
         return self._timeout * (_PREPARING_TIMES if worker.process.timer.index == PREPARING else 1)
 
     def _receive(self, worker: _Searcher) -> None:
@@ -200,7 +200,7 @@ class _FuzzRun:
 
     def _retire(self, worker: _Searcher) -> None:
         """End a worker, blame its attempt, and start another."""
-        loss = worker.process.kill(self._patience(worker))
+        loss = worker.process.kill(self._timeout_of(worker))
         self._receive(worker)
         if not worker.process.is_ready and loss.kind == "hung":
             raise worker.process.load_failure()
@@ -219,7 +219,7 @@ class _FuzzRun:
         self._keep_unsettled(worker)
         self._start(worker.number, worker.generation + 1, suspect)
 
-    def _blame(self, worker: _Searcher, loss: Loss) -> Finding | None:
+    def _blame(self, worker: _Searcher, loss: WorkerLoss) -> Finding | None:
         """Keep the completion as a finding if it was blamed often enough; or return it, to be tried again."""
         batch: AttemptBatch = pickle.loads(worker.batch)
         place, in_oracle = divmod(loss.index or 0, 2)

@@ -186,7 +186,7 @@ class Side:
 
     @cached_property
     def first(self) -> np.ndarray:
-        """[G] place of each problem's first row."""
+        """[G] index of each problem's first row."""
         return np.unique(self.problems, return_index=True)[1]
 
     def mean(self, name: str) -> np.ndarray:
@@ -283,7 +283,7 @@ def _add_settings(block: Block, settings: dict[str, dict[str, Json]]) -> None:
 
 
 def _difference(name: str, old: np.ndarray, new: np.ndarray, resamples: int) -> Difference:
-    """Of the values of each problem, over the problems that both sides know."""
+    """The change of a metric, by its values of each problem, over the problems that both sides know."""
     known = np.isfinite(old) & np.isfinite(new)
     old, new = old[known], new[known]
     change, interval = new - old, None
@@ -308,7 +308,7 @@ def _compare(
     def difference(
         name: str, value: Callable[[Side], np.ndarray], where: np.ndarray | slice = slice(None)
     ) -> Difference:
-        """Of a value of each problem, within some problems."""
+        """The change of a metric within some problems."""
         return _difference(name, value(baseline)[where], value(other)[where], options.resamples)
 
     def is_known(name: str) -> bool:
@@ -361,10 +361,10 @@ def _values_of_k(baseline: Side, other: Side, pass_at: Sequence[int]) -> Sequenc
 
 def _changes(baseline: Side, other: Side, texts: Sequence[str], gain: np.ndarray) -> list[ProblemChange]:
     """The problems with the largest gain above 0."""
-    places = np.argsort(-gain, kind="stable")[: min(int((gain > 0).sum()), MAX_LISTED)].tolist()
+    order = np.argsort(-gain, kind="stable")[: min(int((gain > 0).sum()), MAX_LISTED)].tolist()
     sides = (baseline, other)
     correct, completions, rows = (
-        list(zip(*[values[places].tolist() for values in pair], strict=True))
+        list(zip(*[values[order].tolist() for values in pair], strict=True))
         for pair in (
             [side.solved for side in sides],
             [side.sizes for side in sides],
@@ -372,7 +372,7 @@ def _changes(baseline: Side, other: Side, texts: Sequence[str], gain: np.ndarray
         )
     )
     return [
-        ProblemChange(texts[place], *pairs) for place, *pairs in zip(places, correct, completions, rows, strict=True)
+        ProblemChange(texts[problem], *pairs) for problem, *pairs in zip(order, correct, completions, rows, strict=True)
     ]
 
 

@@ -67,8 +67,8 @@ def _read(source: Path) -> Iterator[tuple[Row, str]]:
     path = ""
     for block in read_scored_blocks(source, COLUMNS):
         if block.bad:
-            number, problem = block.bad[0].number, block.bad[0].problem
-            raise DataError(f"{source}:{number}: {problem}; mend or score the file first: tinyzero score")
+            row = block.bad[0]
+            raise DataError(f"{source}:{row.number}: {row.error}; mend or score the file first: tinyzero score")
         path = path or find_problem_column(block)
         keys = to_texts(problem_column(block, path)).to_pylist()
         for number, row, key in zip(block.numbers, block.rows(), keys, strict=True):
@@ -162,12 +162,12 @@ class _Log:
             "correct": [sample["scores"]["correct"]["value"] == "C" for sample in self.samples],
             "score": [sample["scores"]["score"]["value"] for sample in self.samples],
         }
-        means = {name: np.bincount(problems, weights=each)[1:] / counts for name, each in values.items()}
+        means = {name: np.bincount(problems, weights=cells)[1:] / counts for name, cells in values.items()}
         known = {name: settings.get(name) for name in ("temperature", "top_p", "max_tokens", "seed")}
         others = {name: value for name, value in settings.items() if name not in known}
-        place = f"{self.source.resolve()} {at} {task}"
+        origin = f"{self.source.resolve()} {at} {task}"
         identity = {
-            name: uuid.uuid5(uuid.NAMESPACE_URL, f"{place} {name}").hex for name in ("eval_id", "run_id", "task_id")
+            name: uuid.uuid5(uuid.NAMESPACE_URL, f"{origin} {name}").hex for name in ("eval_id", "run_id", "task_id")
         }
         return {
             "version": SCHEMA,

@@ -57,9 +57,9 @@ class OutputBatch:
     def pack(self, start: int, stop: int) -> ScoreBatch:
         """Completions `start` to `stop` - 1, for a worker."""
         kind = np.int64 if pa.types.is_large_string(self.texts.type) else np.int32
-        _, places, data = self.texts.buffers()
+        _, offsets_buffer, data = self.texts.buffers()
         first = self.texts.offset + start
-        offsets = np.frombuffer(places, kind)[first : first + stop - start + 1].astype(np.int64)
+        offsets = np.frombuffer(offsets_buffer, kind)[first : first + stop - start + 1].astype(np.int64)
         text = data.slice(int(offsets[0]), int(offsets[-1] - offsets[0])).to_pybytes() if data else b""
         texts = PackedText(text, array("q", (offsets - offsets[0]).tobytes()))
         details = None if self.details is None else self.details[start:stop]
@@ -79,7 +79,7 @@ def read_outputs(
     With a schema JSON rows become typed columns. With wrappers the completions' lengths and ends are read too.
 
     Raises:
-        VersionMismatchError: the check finds a problem.
+        VersionMismatchError: the check refuses a row.
         DataError: the file lacks the columns, or those that a wrapper needs.
     """
     seen: set[RowSource] = set()
@@ -91,9 +91,9 @@ def read_outputs(
         for number, row_source in row_sources(block):
             if row_source not in seen:
                 seen.add(row_source)
-                problem = check(row_source)
-                if problem is not None:
-                    raise VersionMismatchError(f"{source}:{number}: {problem}")
+                error = check(row_source)
+                if error is not None:
+                    raise VersionMismatchError(f"{source}:{number}: {error}")
         if wrappers:
             counts, flags = block.floats("num_tokens"), block.flags("finished")
             known = np.isfinite(counts).tolist()
@@ -114,12 +114,12 @@ def _scorable(block: Block, source: Path) -> OutputBatch:
                 f"{source} has the columns {', '.join(names)}; expected `completion`, "
                 "and `ground_truth` or `reward_model`"
             )
-    texts, truths, problems = block.column("completion"), block.first_cells("ground_truth"), dict[int, str]()
+    texts, truths, errors = block.column("completion"), block.first_cells("ground_truth"), dict[int, str]()
     are_plain = not isinstance(block.data, pa.Table) or all(
         fits_json(block.column(path).type) for path in ALIASES["ground_truth"]
     )
     if not (are_plain and is_text(texts.type)) or texts.null_count or None in truths:
-        for place, (text, truth) in enumerate(zip(to_list(texts), truths, strict=True)):
+        for index, (text, truth) in enumerate(zip(to_list(texts), truths, strict=True)):
             try:
                 _check_completion(text)
                 if truth is None:
@@ -127,11 +127,11 @@ def _scorable(block: Block, source: Path) -> OutputBatch:
                 if not are_plain:
                     plain(truth)
             except DataError as error:
-                problems[place] = str(error)
+                errors[index] = str(error)
     batch = OutputBatch(block, texts, truths)
-    if problems:
-        block.drop(problems)
-        batch = _without(batch, problems)
+    if errors:
+        block.drop(errors)
+        batch = _without(batch, errors)
     if not is_text(texts.type):
         batch.texts = pa.array(to_list(batch.texts), pa.string())
     return batch
@@ -146,9 +146,9 @@ def _check_completion(text: Json) -> None:
         raise DataError("a lone surrogate (half a character) in the completion")
 
 
-def _without(batch: OutputBatch, places: Mapping[int, str]) -> OutputBatch:
-    """The batch without the completions and ground truths of rows that its block no longer has."""
-    keep = [place for place in range(len(batch.truths)) if place not in places]
+def _without(batch: OutputBatch, errors: Mapping[int, str]) -> OutputBatch:
+    """The batch without the completions and ground truths of the rows with an error, which its block no longer has."""
+    keep = [index for index in range(len(batch.truths)) if index not in errors]
     return OutputBatch(batch.block, batch.texts.take(pa.array(keep, pa.int64())), [batch.truths[i] for i in keep])
 
 
@@ -213,10 +213,10 @@ def whole_groups(
     path, seen = "", set[int]()
     rest: OutputBatch | None = None
 
-    def note(key: int, batch: OutputBatch, place: int) -> None:
+    def note(key: int, batch: OutputBatch, index: int) -> None:
         if key in seen:
             raise DataError(
-                f"{source}:{batch.block.numbers[place]} is a completion of a problem that earlier rows have too, with "
+                f"{source}:{batch.block.numbers[index]} is a completion of a problem that earlier rows have too, with "
                 f"other problems between them, and the task compares those of a problem; sort the rows by {path}"
             )
         seen.add(key)
@@ -246,11 +246,11 @@ def whole_groups(
         yield replace(rest, groups=[len(rest)])
 
 
-def _split(batch: OutputBatch, place: int) -> tuple[OutputBatch, OutputBatch]:
-    """The rows before a place, with the bad ones, and the others."""
+def _split(batch: OutputBatch, index: int) -> tuple[OutputBatch, OutputBatch]:
+    """The rows before an index, with the bad ones, and the others."""
     first, second = (
         OutputBatch(block, batch.texts[rows], batch.truths[rows], batch.details and batch.details[rows])
-        for block, rows in zip(batch.block.split(place), (slice(place), slice(place, None)), strict=True)
+        for block, rows in zip(batch.block.split(index), (slice(index), slice(index, None)), strict=True)
     )
     return first, second
 

@@ -35,7 +35,7 @@ from tinyzero_sdk.workers.process import (
     limit_memory,
     memory_allowed,
 )
-from tinyzero_sdk.workers.supervisor import Loss, Supervisor, Worker, wait_for_any
+from tinyzero_sdk.workers.supervisor import Supervisor, Worker, WorkerLoss, wait_for_any
 
 _FIRST_JOB = 64  # answers sent to a worker at a time, until it is known how long they take
 _LARGEST_JOB = 4096
@@ -259,7 +259,7 @@ class ScoringPool(ClosesOnExit):
         wait_for_any((worker.process for worker in watched), max(0.0, min(_TICK_SECONDS, self._timeout / 4, *left)))
         for worker in watched:
             self._receive(worker)
-            if worker.process.fate(self._timeout):
+            if worker.process.status(self._timeout):
                 jobs.extendleft(reversed(self._retire(worker)))
 
     def _fill(self) -> None:
@@ -281,7 +281,7 @@ class ScoringPool(ClosesOnExit):
         self._receive(worker)  # what it had sent counts
         self._remove(worker)
         job, is_single = worker.job, worker.job is not None and worker.job.is_single
-        running = worker.place_of(loss) if loss.is_certain or is_single else None
+        running = worker.index_of(loss) if loss.is_certain or is_single else None
         if job is not None and running is None and not is_single:
             return job.halves()  # an answer may have closed the socket, or blocks the others: find out which
         if job is None or running is None:
@@ -405,12 +405,12 @@ class _Scorer:
         self.job = next(iter(self.job.since(self.job.start + len(scores))), None)
         return None if self.job else time.monotonic() - self.begun
 
-    def place_of(self, loss: Loss) -> int | None:
-        """Place in its batch of the answer at which it was lost."""
+    def index_of(self, loss: WorkerLoss) -> int | None:
+        """Index in its batch of the answer at which it was lost."""
         if self.job is None or loss.index is None:
             return None
-        place = self.job.start - self.answered + loss.index
-        return place if self.job.start <= place < self.job.stop else None
+        index = self.job.start - self.answered + loss.index
+        return index if self.job.start <= index < self.job.stop else None
 
 
 def score_answers(task: Task, connection: Connection, timer: SharedTimer, *, memory_limit: int) -> None:

@@ -65,8 +65,8 @@ def row_sources(block: Block) -> Iterator[tuple[int, RowSource]]:
         for column, is_known in zip(columns, known, strict=True)
     ]
     firsts: dict[tuple[str | None, ...], int] = {}
-    for place, cells in enumerate(zip(*lists, strict=True)):
-        firsts.setdefault(cells, block.numbers[place])
+    for row, cells in enumerate(zip(*lists, strict=True)):
+        firsts.setdefault(cells, block.numbers[row])
     for (data_source, data_version, *provenance), number in firsts.items():
         scored_by = Provenance(*[cell or "" for cell in provenance]) if provenance[0] and provenance[1] else None
         yield number, RowSource(data_source, data_version, scored_by)

@@ -75,7 +75,9 @@ class ScoreReport:
     @property
     def suspicion(self) -> str | None:
         """Where the scorer failed on every answer: that the ground truths look wrong, in one line."""
-        if not (self.first_error and self.failed_truth) or any(self.reasons[it] for it in ("ok", "wrong", "malformed")):
+        if not (self.first_error and self.failed_truth) or any(
+            self.reasons[reason] for reason in ("ok", "wrong", "malformed")
+        ):
             return None
         return (
             f"the scorer failed on every answer; the ground truths may not have the form it needs: {self.failed_truth} "
@@ -146,9 +148,9 @@ def run_scoring(
     check: ProvenanceCheck,
     options: ScoringOptions,
     report: ScoreReport,
-    each: Callable[[OutputBatch, ScoreColumns], Block] = lambda batch, scores: batch.block,
+    rows_of: Callable[[OutputBatch, ScoreColumns], Block] = lambda batch, scores: batch.block,
 ) -> None:
-    """Score a file into a report, and write its rows; `each` returns those of a batch, still without their new scores.
+    """Score a file into a report and write its rows: those `rows_of` a batch, before the score columns are added.
 
     Raises as `score_file`, and a DataError where the task compares completions and rows do not say of which problem.
     """
@@ -180,7 +182,7 @@ def run_scoring(
                 scores = scores.without_failures()
             report.add(scores, batch.block.bad)
             builder.add(batch, scores)
-            block = each(batch, scores)
+            block = rows_of(batch, scores)
             if write is not None:
                 write(block, scores)
             options.on_progress(batch.block.progress)
@@ -209,16 +211,16 @@ def _blocks(task: Task, reader: Reader, source: Path) -> Iterator[Block]:
     """
     truths_are_json = reader is OWN and ending_of(source) == ".csv" and not _has_text_truths(task)
     for block in reader.read(source):
-        faults = {}
-        for place, row in enumerate(() if isinstance(block.data, pa.Table) else block.data):
+        errors = {}
+        for index, row in enumerate(() if isinstance(block.data, pa.Table) else block.data):
             if PARTS in row:
                 row[PARTS] = read_parts(row[PARTS])
             if truths_are_json and isinstance(truth := row.get("ground_truth"), str):
                 try:
                     row["ground_truth"] = json.loads(truth)
                 except ValueError:
-                    faults[place] = f"the ground_truth {describe_value(truth)} is not JSON, as those of the task are"
-        block.drop(faults)
+                    errors[index] = f"the ground_truth {describe_value(truth)} is not JSON, as those of the task are"
+        block.drop(errors)
         yield block
 
 
@@ -241,10 +243,10 @@ def _prefetch(items: Iterable[OutputBatch]) -> Generator[OutputBatch, None, None
 
 
 def _failed_truth(batch: OutputBatch, scores: ScoreColumns) -> str:
-    """Place and value of the ground truth of the first completion that the scorer failed on."""
-    place = scores.reasons.index("error")
-    name = "reward_model.ground_truth" if batch.block.cells("ground_truth")[place] is None else "ground_truth"
-    return f"{name} of row {batch.block.numbers[place]} is {describe_value(batch.truths[place])}"
+    """Row number and ground truth of the first completion that the scorer failed on."""
+    index = scores.reasons.index("error")
+    name = "reward_model.ground_truth" if batch.block.cells("ground_truth")[index] is None else "ground_truth"
+    return f"{name} of row {batch.block.numbers[index]} is {describe_value(batch.truths[index])}"
 
 
 @contextmanager
@@ -286,6 +288,6 @@ def _scored(block: Block, scores: ScoreColumns, provenance: Provenance, has_part
         **{name: (text, pa.string()) for name, text in provenance._asdict().items()},
     }
     if has_parts:
-        parts = [scores.parts.get(place, {}) for place in range(len(scores))]
+        parts = [scores.parts.get(index, {}) for index in range(len(scores))]
         columns[PARTS] = (parts, pa.map_(pa.string(), pa.float64()))
     return block.without(PARTS).with_columns(columns)

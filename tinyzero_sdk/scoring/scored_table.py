@@ -57,19 +57,19 @@ def read_scored_blocks(
         find_reader(None, path)
     for block in read_held_out(path, wanted or SCORES) if of_run else read_blocks(path, wanted):
         counts["unreadable"] += len(block.bad)
-        counts["without a score"] += len(faults := _score_faults(block))
-        block.drop(faults)
+        counts["without a score"] += len(errors := _score_errors(block))
+        block.drop(errors)
         bad, is_empty = bad or block.bad[:1], is_empty and not len(block)
         yield block
     if is_empty:
-        why = f"with a score; row {bad[0].number}: {bad[0].problem}" if bad else "at all"
+        why = f"with a score; row {bad[0].number}: {bad[0].error}" if bad else "at all"
         raise DataError(f"{path} has no row {why} (expected a file that `tinyzero score` wrote)")
     if ignored is not None:
         ignored.update(+counts)
 
 
-def _score_faults(block: Block) -> dict[int, str]:
-    """What is wrong with the scores of the rows at these places."""
+def _score_errors(block: Block) -> dict[int, str]:
+    """What is wrong with the scores of rows, by index."""
     columns = {name: block.column(name) for name in SCORES}
     reasons = to_texts(columns["reason"]).dictionary_encode("encode")
     valid = {
@@ -77,15 +77,15 @@ def _score_faults(block: Block) -> dict[int, str]:
         "correct": block.flags("correct") != UNKNOWN_FLAG,
         "reason": np.isin(reasons.dictionary.to_pylist(), REASONS)[reasons.indices.to_numpy()],
     }
-    faults = {}
-    for place in np.flatnonzero(~np.logical_and.reduce([*valid.values()])).tolist():
-        cells = {name: block.cells(name)[place] for name in SCORES}
+    errors = {}
+    for row in np.flatnonzero(~np.logical_and.reduce([*valid.values()])).tolist():
+        cells = {name: block.cells(name)[row] for name in SCORES}
         if missing := [name for name, cell in cells.items() if cell is None]:
-            faults[place] = f"no {', '.join(missing)}"
+            errors[row] = f"no {', '.join(missing)}"
         else:
-            name = next(name for name in SCORES if not valid[name][place])
-            faults[place] = f"{name} is {describe_value(cells[name])}; expected {_EXPECTED[name]}"
-    return faults
+            name = next(name for name in SCORES if not valid[name][row])
+            errors[row] = f"{name} is {describe_value(cells[name])}; expected {_EXPECTED[name]}"
+    return errors
 
 
 def find_common_column(paths: Sequence[Path]) -> str:

@@ -260,10 +260,10 @@ def named_ranges(values: np.ndarray) -> list[tuple[str, np.ndarray]]:
     known = np.isfinite(values)
     if not known.any():
         return []
-    places = np.where(known, np.searchsorted(quantile_edges(values[known]), values, side="right"), 0)
+    bins = np.where(known, np.searchsorted(quantile_edges(values[known]), values, side="right"), 0)
     ranges = []
-    for place in np.unique(places[known]).tolist():
-        chosen = places == place
+    for index in np.unique(bins[known]).tolist():
+        chosen = bins == index
         low, high = (f"{round(float(bound), 3):g}" for bound in (values[chosen].min(), values[chosen].max()))
         ranges.append((low if low == high else f"{low} to {high}", chosen))
     return ranges

@@ -245,8 +245,10 @@ def _by_difficulty(columns: Mapping[str, np.ndarray]) -> list[DifficultyBucket]:
     names = ("key", "difficulty", "correct", "score", "finished")
     values = {name: columns[name] if known.all() else columns[name][known] for name in names}
     edges = quantile_edges(values["difficulty"])
-    places = np.searchsorted(edges, values["difficulty"], side="right") - 1
-    return [_bucket({name: values[name][places == place] for name in names}) for place in np.unique(places).tolist()]
+    buckets = np.searchsorted(edges, values["difficulty"], side="right") - 1
+    return [
+        _bucket({name: values[name][buckets == bucket] for name in names}) for bucket in np.unique(buckets).tolist()
+    ]
 
 
 def _bucket(values: Mapping[str, np.ndarray]) -> DifficultyBucket:

@@ -40,7 +40,7 @@ class Sandbox(ClosesOnExit):
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """`hash_seed` orders sets of text in the child, which scores the completions of `warm_up` first, unwatched."""
-        self.patience = 1.5 * (task.info.limits.deadline if task.is_async else TIMEOUT)
+        self.timeout = 1.5 * (task.info.limits.deadline if task.is_async else TIMEOUT)
         """Seconds for one completion after which a child counts as hung."""
         self.kills = 0
         self._supervisor = Supervisor(task, {"PYTHONHASHSEED": str(hash_seed), **(environment or {})})
@@ -114,10 +114,10 @@ class Sandbox(ClosesOnExit):
     def _ask(self, *request: Any) -> Any:
         worker = self._worker or self._start()
         worker.send(request)
-        while not worker.fate(self.patience):
+        while not worker.status(self.timeout):
             for answer in worker.messages(_TICK_SECONDS):
                 return answer
-        loss = worker.kill(self.patience)
+        loss = worker.kill(self.timeout)
         self.kills += 1
         self.close()
         raise _Lost(loss.kind, -1 if loss.index is None else loss.index)

@@ -131,7 +131,7 @@ class WorkerProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """Of a process that was killed here: its own if it had ended before, or minus the signal that ended it."""
+        """The exit code after `kill`: its own if it had ended before, or minus the signal that ended it."""
         return self._process.returncode
 
     def has_ended(self) -> bool:

@@ -1,7 +1,7 @@
 """The parent's side of worker processes: `Supervisor` starts them, `Worker` listens, watches the clock and blames.
 
-It decides nothing: what is sent, how long an entry may take and what a loss costs is up to its callers: the scoring
-pool, the sandbox of `check`, the fuzzer, the builder of data sets, and the trainer's trackers and chat templates.
+Callers decide what is sent, how long an entry may take and what a lost worker costs. They are the scoring pool,
+the sandbox of `check`, the fuzzer, the builder of data sets, and the trainer's trackers and chat templates.
 """
 
 import pickle
@@ -15,13 +15,13 @@ from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError
 from tinyzero_sdk.workers.process import ClosesOnExit, Service, WorkerProcess
 
 START_SECONDS = 120.0
-"""For the start of Python and the task's imports."""
+"""Limit for the start of Python and the task's imports."""
 
 _TICK_SECONDS = 0.05  # how soon the end of a worker is noticed where its socket stays open
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class WorkerLoss:
     """How a worker was lost."""
 
     kind: Literal["died", "hung"]
@@ -51,79 +51,84 @@ class Supervisor:
 class Worker(ClosesOnExit):
     """A worker process, and what its parent knows of it."""
 
-    def __init__(self, process: WorkerProcess, loads: str) -> None:
-        """`loads` is what it loads first, in words."""
+    def __init__(self, process: WorkerProcess, loading: str) -> None:
+        """`loading` says what it loads first."""
         self.process = process
         self.timer = process.timer
-        self.born = time.monotonic()
+        self.started_at = time.monotonic()
         self.is_ready = False
-        """It has loaded the task."""
+        """Whether it has loaded the task."""
 
         self.has_ended = False
-        """It is dead, or has closed its socket."""
+        """Whether it is dead, or has closed its socket."""
 
-        self._loads = loads
+        self._loading = loading
 
     def send(self, message: Any) -> None:
-        """Send a message; that a dead worker does not get it shows in `fate`."""
+        """Send a message; `status` shows later if the worker was dead."""
         try:
             self.process.connection.send(message)
         except OSError:
             self.has_ended = True
 
-    def messages(self, patience: float | None = 0.0) -> Iterator[Any]:
-        """The messages that have come, waiting up to `patience` seconds for the first (None = without end).
+    def messages(self, timeout: float | None = 0.0) -> Iterator[Any]:
+        """The messages that have come, waiting up to `timeout` seconds for the first (None = no limit).
 
         Raises:
             TinyZeroError: the worker has sent it, such as that it cannot load the task.
         """
         try:
-            while self.process.connection.poll(patience):
+            while self.process.connection.poll(timeout):
                 message = self.process.connection.recv()
                 if isinstance(message, TinyZeroError):
                     raise message
                 if self.is_ready:
                     yield message
-                self.is_ready, patience = True, 0.0
+                self.is_ready, timeout = True, 0.0
         except (EOFError, OSError):
             self.has_ended = True
 
     def wait_until_ready(self) -> None:
-        """
+        """Wait until the worker has loaded the task.
+
         Raises:
             TinyZeroError: the worker cannot load the task; as `BrokenTaskError` also if it ends or hangs meanwhile.
         """
         while not self.is_ready:
             list(self.messages(_TICK_SECONDS))
-            if self.fate(START_SECONDS) and not self.is_ready:
+            if self.status(START_SECONDS) and not self.is_ready:
                 raise self.load_failure()
 
     def load_failure(self) -> BrokenTaskError:
         """The error of a worker that ended or hung before it was ready."""
-        return BrokenTaskError(f"a worker process ended or hung while it loaded {self._loads}; see the messages above")
+        return BrokenTaskError(
+            f"a worker process ended or hung while it loaded {self._loading}; see the messages above"
+        )
 
-    def fate(self, patience: float) -> Literal["died", "hung"] | None:
-        """Whether it is lost: dead, or for longer than `patience` seconds at one entry, or over its time to start."""
+    def status(self, timeout: float) -> Literal["died", "hung"] | None:
+        """How it is lost: dead, or hung, at one entry for over `timeout` seconds or in its start; None if it is not."""
         if self.process.has_ended() and not self.process.connection.poll():  # its last words may just have come
             self.has_ended = True
         if self.has_ended:
             return "died"
-        is_late = self.timer.seconds > patience or not (self.is_ready or time.monotonic() - self.born < START_SECONDS)
+        is_late = self.timer.seconds > timeout or not (
+            self.is_ready or time.monotonic() - self.started_at < START_SECONDS
+        )
         return "hung" if is_late else None
 
-    def kill(self, patience: float) -> Loss:
+    def kill(self, timeout: float) -> WorkerLoss:
         """End it, and say what it was working on; what it had sent can still be read."""
         died_by_itself = self.process.has_ended()
         self.process.kill()
         # Between our look and the kill a late worker may have gone on to another entry, which is not to blame.
-        is_late = self.timer.seconds > patience
+        is_late = self.timer.seconds > timeout
         index = self.timer.index if self.has_ended or is_late else None
-        return Loss("died" if self.has_ended else "hung", index, is_late or died_by_itself)
+        return WorkerLoss("died" if self.has_ended else "hung", index, is_late or died_by_itself)
 
     def close(self) -> None:
         self.process.close()
 
 
-def wait_for_any(workers: Iterable[Worker], patience: float) -> None:
-    """Wait until a worker has sent something or ended, up to `patience` seconds."""
-    wait([worker.process.connection for worker in workers if not worker.has_ended], patience)
+def wait_for_any(workers: Iterable[Worker], timeout: float) -> None:
+    """Wait until a worker has sent something or ended, up to `timeout` seconds."""
+    wait([worker.process.connection for worker in workers if not worker.has_ended], timeout)

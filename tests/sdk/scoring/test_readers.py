@@ -45,7 +45,7 @@ def test_verl_rollouts_of_all_steps_come_in_the_order_of_the_steps(tmp_path):
     ours = {"prompt": "Say 1.", "completion": "<answer>1</answer>", "ground_truth": "1"}
     assert rows[0] == ours | {"verl_score": 0.5, "step": 9, "acc": True}
     assert [row["step"] for row in rows] == [9, 3, 10]
-    assert [(row.number, row.problem[:22]) for row in bad] == [(2, "no ground truth in `gt")]
+    assert [(row.number, row.error[:22]) for row in bad] == [(2, "no ground truth in `gt")]
     numbers = [number for block in find_reader("verl", tmp_path).read(tmp_path) for number in block.numbers]
     assert numbers == [1, 3, 4]
 
@@ -105,7 +105,7 @@ def test_one_odd_sample_of_lm_eval_costs_itself_only(tmp_path, resps):
     rows, bad = read("lm-eval", tmp_path)
     assert [row["completion"] for row in rows] == ["1", "1"]
     assert [row.number for row in bad] == [2]
-    assert "resps" in bad[0].problem or "likelihood" in bad[0].problem
+    assert "resps" in bad[0].error or "likelihood" in bad[0].error
 
 
 @pytest.mark.parametrize(
@@ -122,8 +122,8 @@ def test_one_odd_sample_of_inspect_costs_itself_only(tmp_path, odd):
     rows, bad = read("inspect", tmp_path)
     assert [row["completion"] for row in rows] == ["1", "1"]
     assert [row.number for row in bad] == [2, 3]
-    assert "is not a sample of Inspect" in bad[0].problem
-    assert "a str; expected a sample" in bad[1].problem
+    assert "is not a sample of Inspect" in bad[0].error
+    assert "a str; expected a sample" in bad[1].error
 
 
 @pytest.mark.parametrize("ending", ["eval", "json"])
@@ -169,7 +169,7 @@ def test_inspect_samples_without_output_are_bad_and_attachments_are_put_in(tmp_p
     ]
     assert rows[0]["prompt"] == [{"role": "user", "content": "long"}]
     assert [row.number for row in bad] == [2, 3]
-    assert "no network" in bad[0].problem
+    assert "no network" in bad[0].error
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"PK"])
@@ -259,7 +259,7 @@ def test_rows_without_a_completion_are_listed_and_the_numbers_stay(tmp_path, kin
     blocks = list(find_reader("hf", tmp_path).read(tmp_path))
     assert [number for block in blocks for number in block.numbers] == [1, 4, 4, 6]
     rows, bad = read("hf", tmp_path)
-    assert [(row.number, row.problem) for row in bad] == [(number, "no completion") for number in (2, 3, 5, 7)]
+    assert [(row.number, row.error) for row in bad] == [(number, "no completion") for number in (2, 3, 5, 7)]
     assert [row["completion"] for row in rows] == ["a", "b", "c", "d"]
 
 

@@ -287,7 +287,7 @@ def test_ground_truths_of_types_that_json_lacks_are_bad_rows(task, tmp_path):
     pq.write_table(table, tmp_path / "in.parquet")
     report = score_file(task, tmp_path / "in.parquet", tmp_path / "out.parquet")
     assert bad_numbers(report) == [1, 2]
-    assert "datetime" in report.bad[0].problem
+    assert "datetime" in report.bad[0].error
 
 
 def test_a_length_that_is_no_number_is_unknown(write_task, tmp_path):

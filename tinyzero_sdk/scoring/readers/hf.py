@@ -76,7 +76,7 @@ def _take_columns(path: Path, block: Block) -> None:
     has_lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     if has_lists:
         counts = pc.fill_null(pc.list_value_length(table[completion]), 0).to_pylist()
-        block.drop({place: "no completion" for place, count in enumerate(counts) if count == 0})
+        block.drop({row: "no completion" for row, count in enumerate(counts) if count == 0})
         table = block.data
     if prompt not in (None, "prompt"):
         table = table.append_column("prompt", table[prompt])
@@ -86,7 +86,7 @@ def _take_columns(path: Path, block: Block) -> None:
         texts = table[completion].combine_chunks()
         parents = pc.list_parent_indices(texts)
         table = table.drop_columns([completion]).take(parents).append_column("completion", pc.list_flatten(texts))
-        block.numbers = [block.numbers[place] for place in parents.to_pylist()]
+        block.numbers = [block.numbers[row] for row in parents.to_pylist()]
         if "extra_info" not in names:  # which may have its own key
             keys = pa.array(map(str, block.numbers), pa.string())
             table = table.append_column("extra_info", pa.StructArray.from_arrays([keys], names=["key"]))

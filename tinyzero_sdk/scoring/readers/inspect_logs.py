@@ -40,14 +40,14 @@ EXPORTED = "tinyzero"
 def read(path: Path) -> Iterator[Block]:
     """The samples of a log, or of all logs in a folder."""
     files, number = files_of(path, "*.eval", "*.json"), 0
-    for place, file in enumerate(files):
+    for index, file in enumerate(files):
         try:
             samples = _samples_of_archive(file) if file.suffix == ".eval" else _samples_of_json(file)
             while some := list(islice(samples, _AT_ONCE)):
                 numbered = [(number + offset, sample) for offset, sample in enumerate(some, 1)]
                 number += len(some)
                 yield converted(
-                    numbered, [], partial(_convert, file.name), place / len(files), form="a sample of Inspect"
+                    numbered, [], partial(_convert, file.name), index / len(files), form="a sample of Inspect"
                 )
         except _FAULTS as error:
             raise DataError(f"{file} is not a log of Inspect, or damaged: {error}") from error

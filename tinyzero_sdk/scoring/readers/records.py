@@ -18,12 +18,12 @@ Convert = Callable[[Any], Sequence[Row]]
 def numbered(files: Sequence[Path], read: Callable[[Path], Iterator[Block]]) -> Iterator[tuple[Path, Block]]:
     """The blocks of several files, each with its file; rows and progress are counted through all of them."""
     before = 0
-    for place, file in enumerate(files):
+    for index, file in enumerate(files):
         last = before
         for block in read(file):
             block.numbers = [before + number for number in block.numbers]
-            block.bad = [BadRow(before + row.number, row.problem) for row in block.bad]
-            block.progress = (place + block.progress) / len(files)
+            block.bad = [BadRow(before + row.number, row.error) for row in block.bad]
+            block.progress = (index + block.progress) / len(files)
             last = max([last, *block.numbers[-1:], *(row.number for row in block.bad[-1:])])
             yield file, block
         before = last
