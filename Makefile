@@ -39,7 +39,7 @@ lint: $(READY)  ## check style (ruff), types (mypy) and the order of imports (im
 	@$(BIN)/python -m ruff check
 	@$(BIN)/python -m ruff format --check
 	@$(BIN)/python -m mypy
-	@PYTHONPATH=plugins/reasoning_gym $(BIN)/lint-imports --no-logo
+	@PYTHONPATH=plugins/reasoning_gym:plugins/flash_attention_4 $(BIN)/lint-imports --no-logo
 
 docs: $(READY)  ## build the documentation as a site, in build/site
 	@PYTHONPATH=$$($(BIN)/python -m tests.environments mkdocs) NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs -q build

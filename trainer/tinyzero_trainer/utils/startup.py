@@ -18,6 +18,7 @@ _OWN = ("tinyzero_sdk", "tinyzero_trainer")
 _COMPILED_IN = {
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "TRITON_CACHE_DIR": "triton",
+    "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": "flash-attn-4",
 }
 """Variables that say where compiled kernels are kept, and the directory's name in the user's cache."""
 
