@@ -83,7 +83,7 @@ MUTANTS = [
         ("gspo: the mean over tokens", "jagged.sums(delta.detach(), inputs.lengths) / inputs.lengths",
          "jagged.sums(delta.detach(), inputs.lengths)"),
         ("cispo: the clipped ratio is the weight", "PolicyLoss(-weight *", "PolicyLoss(-ratio *"),
-        ("seq-mean-token-mean: divided by the length", "return each / lengths", "return each"),
+        ("seq-mean-token-mean: divided by the length", "return sequence_weight / lengths", "return sequence_weight"),
     ),
     *in_file(
         f"{ALGORITHMS}/kl.py",

@@ -215,7 +215,7 @@ def test_raft_trains_on_right_completions_alone_and_says_if_there_are_none(take)
     take([Score(0.5, False)] * 4, algorithm=RAFT, log=logged.append)
     take([Score(0.0, False, masked=True)] * 4, log=logged.append)
     assert logged == [
-        "step 2: no completion is right, so it trains nothing",
+        "step 2: no completion is correct, so it trains nothing",
         "step 2: all completions are masked, so it trains nothing",
     ]
 

@@ -121,7 +121,7 @@ def choose(
         if RESHARD in left_open(settled) and planned_dims(settled).world_size > 1:
             keeping = replaced(settled, {RESHARD: False})
             # The engine before the ranks: to build it anew takes longer than to gather the weights.
-            same = len({engine_keeps(spec, each, limit, prompt_tokens) for each in (settled, keeping)}) == 1
+            same = len({engine_keeps(spec, candidate, limit, prompt_tokens) for candidate in (settled, keeping)}) == 1
             fits = same and predict_within(spec, keeping, limit, prompt_tokens).peak <= limit
             settled = keeping if fits else replaced(settled, {RESHARD: True})
         return Choice(settled, predict_within(spec, settled, limit, prompt_tokens), choice.seconds)

@@ -126,12 +126,12 @@ def choose_engine(
     default, refusal = VllmConfig(), _refusal(config)
     for key, value in vars(config.vllm).items():
         if value != getattr(default, key):
-            given = f"vllm.{key}={format_value(value)}"
+            option = f"vllm.{key}={format_value(value)}"
             if refusal:
-                raise SettingsError(f"{given} is for rollout.engine=vllm, but {refusal}")
+                raise SettingsError(f"{option} is for rollout.engine=vllm, but {refusal}")
             if not elsewhere:
                 require_vllm()
-            return "vllm", f"for {given}"
+            return "vllm", f"for {option}"
     uses_gpu = device_of(config) != "cpu"
     if uses_gpu and gpu is None:
         here = present_gpu(config.run.device)

@@ -24,9 +24,9 @@ def refuse_impossible(spec: ModelSpec, config: TrainConfig, prompt_tokens: int |
     """
     takes = config.vllm.tensor_parallel
     if not config.run.kind.own_processes and takes > visible and takes > 1:
-        there = "the plan is for one" if visible <= 1 else f"this machine has {visible}"
+        available = "the plan is for one" if visible <= 1 else f"this machine has {visible}"
         raise SettingsError(
-            f"vllm.tensor_parallel={takes} takes {takes} GPUs, and {there}; give --gpus {takes}, or leave it out"
+            f"vllm.tensor_parallel={takes} takes {takes} GPUs, and {available}; give --gpus {takes}, or leave it out"
         )
     refuse_uneven("parallel.sequence_parallel", config.parallel.sequence_parallel, spec.heads)
     refuse_uneven("vllm.tensor_parallel", takes, spec.heads)

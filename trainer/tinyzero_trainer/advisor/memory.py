@@ -110,12 +110,12 @@ def host_bytes(spec: ModelSpec, config: TrainConfig) -> int:
     offload, algorithm = config.memory.offload, config.algorithm
     if offload is None:
         return 0
-    each = (4 if offload == "always" else 3) * constants.MASTER_BYTES
+    weight_bytes = (4 if offload == "always" else 3) * constants.MASTER_BYTES
     adapter = spec.adapter(config.lora.rank, config.lora.target_modules)
-    held = each * (adapter or spec.parameters) + (constants.FROZEN_BYTES * spec.parameters if adapter else 0)
+    held = weight_bytes * (adapter or spec.parameters) + (constants.FROZEN_BYTES * spec.parameters if adapter else 0)
     if algorithm.needs("critic"):
         head = 0 if spec.tied else spec.embedding  # which the critic does not train
-        held += each * (spec.parameters - head) + constants.FROZEN_BYTES * head
+        held += weight_bytes * (spec.parameters - head) + constants.FROZEN_BYTES * head
     if algorithm.kl_coefficient > 0 and not adapter:
         held += number_bytes(config) * spec.parameters
     if (teacher := teacher_of(config)) is not None:

@@ -113,7 +113,7 @@ def make_plan(
                 (choice, fewer)
                 for key in settings
                 if key not in ADAPTER
-                and fits(choice := chosen(fewer := {each: value for each, value in settings.items() if each != key}))
+                and fits(choice := chosen(fewer := {other: settings[other] for other in settings if other != key}))
             ]
             if not fitting:
                 break
@@ -126,9 +126,8 @@ def make_plan(
 
 def _least_memory(config: TrainConfig) -> Settings:
     """What the user gave for memory, left to the run or at its least."""
-    given = [key for key in MEMORY_SETTINGS if setting(config, key) != "auto"]
-    default = TrainConfig()
-    return {key: "auto" if setting(default, key) == "auto" else MEMORY_SETTINGS[key].options[-1].value for key in given}
+    default, keys = TrainConfig(), [key for key in MEMORY_SETTINGS if setting(config, key) != "auto"]
+    return {key: "auto" if setting(default, key) == "auto" else MEMORY_SETTINGS[key].options[-1].value for key in keys}
 
 
 def _differences(

@@ -140,7 +140,7 @@ def token_weights(lengths: Tensor, mode: Aggregation, *, max_tokens: int) -> Ten
     lengths = lengths.float()
     if mode == "token-mean":
         return torch.full_like(lengths, 1.0) / lengths.sum()
-    each = torch.full_like(lengths, 1 / len(lengths))
+    sequence_weight = torch.full_like(lengths, 1 / len(lengths))
     if mode == "seq-mean-token-mean":
-        return each / lengths
-    return each if mode == "seq-mean-token-sum" else each / max_tokens
+        return sequence_weight / lengths
+    return sequence_weight if mode == "seq-mean-token-sum" else sequence_weight / max_tokens

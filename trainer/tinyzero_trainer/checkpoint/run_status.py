@@ -125,11 +125,11 @@ def copy_run(path: Path, step: int, directory: Path) -> list[dict[str, Any]]:
     if not run.config.is_file():
         raise SettingsError(f"{path} holds no run; give the directory of one (tinyzero runs lists them)")
     config, rows = read_toml(run.config), read_metrics(run.metrics)
-    done = max((row["step"] for row in rows), default=0)
+    taken = max((row["step"] for row in rows), default=0)
     steps = get(config, "run.steps")
-    last = done + 1 if steps is None else min(done + 1, steps)  # one that broke has no line
+    last = taken + 1 if steps is None else min(taken + 1, steps)  # one that broke has no line
     if not 1 <= step <= last:
-        raise SettingsError(f"{path} has done {done:,} steps, got step {step:,}; give one from 1 to {last:,}")
+        raise SettingsError(f"{path} has done {taken:,} steps, got step {step:,}; give one from 1 to {last:,}")
     copy = RunDirectory(directory)
     copy.checkpoints.mkdir()
     copy.config.write_bytes(run.config.read_bytes())

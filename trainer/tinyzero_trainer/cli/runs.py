@@ -58,13 +58,13 @@ def runs(
             _ask(verb, named)
         for path in named:
             if send:
-                done = _send(path)
+                result = _send(path)
             elif prune:
-                done = f"{filesize.decimal(run_status.prune(path))} freed"
+                result = f"{filesize.decimal(run_status.prune(path))} freed"
             else:
                 run_status.delete(path)
-                done = "deleted"
-            stdout.print(Text(f"{path}: {done}"), soft_wrap=True)
+                result = "deleted"
+            stdout.print(Text(f"{path}: {result}"), soft_wrap=True)
         return
     by_place = {run.resolve(): run for path in paths or [Path()] for run in run_status.find_runs(path)}
     statuses = sorted(map(run_status.status_of, by_place.values()), key=lambda run: run.changed, reverse=True)
@@ -122,8 +122,8 @@ def _delete_command(run: "RunStatus") -> str:
 
 
 def _steps(run: "RunStatus") -> str:
-    done = "no step" if run.step is None else f"{run.step:,}"
-    return done if run.steps is None else f"{done}/{run.steps:,}"
+    step = "no step" if run.step is None else f"{run.step:,}"
+    return step if run.steps is None else f"{step}/{run.steps:,}"
 
 
 def _accuracy(run: "RunStatus", *tasks: str) -> str:

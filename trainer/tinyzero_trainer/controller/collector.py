@@ -157,7 +157,7 @@ class RolloutCollector:
             return rollout.score.unshaped, *(rollout.score.parts.get(name, 0.0) for name in parts)
 
         groups = [rollouts[start : start + group_size] for start in range(0, len(rollouts), group_size)]
-        differing = (group for group in groups if len({own(each) for each in group if not each.score.masked}) > 1)
+        differing = (group for group in groups if len({own(sample) for sample in group if not sample.score.masked}) > 1)
         return [rollout for group in differing for rollout in group]
 
     def greedy_rewards(self, kept: list[Rollout], stop: Stop) -> list[float]:

@@ -102,12 +102,12 @@ class GroupsInFlight:
         self._config, self._model, self._problems = config, workers.language_model, problems
         self.engine = workers.engine
         self._version = version
-        self._admitted = {} if saved is None else {each.group.number: each for each in saved.groups}
+        self._admitted = {} if saved is None else {entry.group.number: entry for entry in saved.groups}
         self._complete, self._taken = list[Admitted](), list[Admitted]()
         self._before: tuple[list[Admitted], dict[str, StreamState]] | None = None
         if version:
             self.engine.load_weights(version)
-        self.engine.submit([each.group for each in self._admitted.values()])
+        self.engine.submit([entry.group for entry in self._admitted.values()])
 
     def __len__(self) -> int:
         return len(self._admitted)
@@ -126,7 +126,7 @@ class GroupsInFlight:
             yield
         except BaseException:
             self._complete += self._taken
-            self._admitted |= {each.group.number: each for each in self._taken}
+            self._admitted |= {entry.group.number: entry for entry in self._taken}
             raise
         self._taken, self._before = [], None
 
@@ -137,9 +137,10 @@ class GroupsInFlight:
 
     def _now(self) -> list[Admitted]:
         groups = {group.number: group for group in self.engine.unfinished()}
-        groups |= {each.group.number: each.group for each in self._complete}
+        groups |= {entry.group.number: entry.group for entry in self._complete}
         # An engine that has died with others may not know a group any more: it is sampled again from where it began.
-        return [replace(each, group=groups.get(number, each.group)) for number, each in sorted(self._admitted.items())]
+        admitted = sorted(self._admitted.items())
+        return [replace(entry, group=groups.get(number, entry.group)) for number, entry in admitted]
 
     def take(
         self, count: int, step: int, params: SamplingParams, on_progress: OnProgress
@@ -152,18 +153,18 @@ class GroupsInFlight:
         prompts_per_step, level = self._config.data.prompts_per_step, self._config.rollout.max_async_level
         while True:
             self._admit(count, step, params.max_tokens)
-            numbers = {each.group.number for each in self._complete}
-            others = [each for number, each in self._admitted.items() if number not in numbers]
+            numbers = {entry.group.number for entry in self._complete}
+            others = [entry for number, entry in self._admitted.items() if number not in numbers]
             limits = {"step": step, "count": count, "prompts_per_step": prompts_per_step, "level": level}
             if (chosen := choose(self._complete, others, **limits)) is not None:
                 break
             for group in self.engine.advance(params, on_progress):
                 self._complete.append(replace(self._admitted[group.number], group=group))
         self._taken += chosen
-        for each in chosen:
-            self._complete.remove(each)
-            del self._admitted[each.group.number]
-        return [(each.prompt, completion) for each in chosen for completion in each.group.completions]
+        for entry in chosen:
+            self._complete.remove(entry)
+            del self._admitted[entry.group.number]
+        return [(entry.prompt, completion) for entry in chosen for completion in entry.group.completions]
 
     def _admit(self, count: int, step: int, max_tokens: int) -> None:
         """Admit as many groups as there may be, and as the run still needs."""
@@ -181,6 +182,6 @@ class GroupsInFlight:
             group = Group(number, prompt.token_ids, completions, max_tokens, seed, number % size)
             admitted.append(Admitted(prompt, version, group))
         if admitted:
-            check_context(self._model, [each.prompt for each in admitted], max_tokens)
-            self._admitted |= {each.group.number: each for each in admitted}
-            self.engine.submit([each.group for each in admitted])
+            check_context(self._model, [entry.prompt for entry in admitted], max_tokens)
+            self._admitted |= {entry.group.number: entry for entry in admitted}
+            self.engine.submit([entry.group for entry in admitted])

@@ -158,8 +158,8 @@ def check_layout(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     gpus, cpus = _total(bundles)
     actors = _count(dims.world_size, "rank")
     if dims.dedicated_engines:
-        each = f" of {_count(dims.engine_tp, 'GPU')}" if gpus else ""
-        actors += f" and {_count(dims.dedicated_engines, 'engine')}{each}"
+        of_size = f" of {_count(dims.engine_tp, 'GPU')}" if gpus else ""
+        actors += f" and {_count(dims.dedicated_engines, 'engine')}{of_size}"
     taken = f"{_count(gpus, 'GPU')} and {_count(cpus, 'CPU')}" if gpus else _count(cpus, "CPU")
     what = f"{actors} take {taken}"
     free: list[Resources] = [{"GPU": node.gpus_free, "CPU": node.cpus_free} for node in ray.nodes]

@@ -51,8 +51,8 @@ def installed_torch(
     """The installed torch, and the GPUs it sees; torch_probe.py runs in a child process, which may crash or hang."""
     try:
         # -P: no file in the working directory can replace a library.
-        done = subprocess.run((sys.executable, "-P", *command), capture_output=True, timeout=timeout, check=False)
-        output, reason = done.stdout, f"its process ended with code {done.returncode}"
+        process = subprocess.run((sys.executable, "-P", *command), capture_output=True, timeout=timeout, check=False)
+        output, reason = process.stdout, f"its process ended with code {process.returncode}"
     except subprocess.TimeoutExpired as error:
         output, reason = error.stdout or b"", f"no answer within {timeout:g} s"
     lines = [line for line in output.decode(errors="replace").splitlines() if line.endswith("}")]
@@ -73,12 +73,12 @@ def with_usage(torch: Torch, driver: Driver | None) -> Torch:
 
 
 def packages() -> tuple[Package, ...]:
-    found = []
+    installed = []
     for name in WATCHED:
         with suppress(metadata.PackageNotFoundError):
             distribution = metadata.distribution(name)
-            found.append(Package(canonicalize_name(name), distribution.version, tuple(distribution.requires or ())))
-    return tuple(found)
+            installed.append(Package(canonicalize_name(name), distribution.version, tuple(distribution.requires or ())))
+    return tuple(installed)
 
 
 def machine() -> Machine:

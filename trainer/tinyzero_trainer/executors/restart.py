@@ -49,7 +49,7 @@ class Restartable(Generic[Worker]):
     def restart(self, failure: TinyZeroError) -> None:
         """Restart the worker after a failure; raises the failure if that is not possible."""
         while True:
-            error_type = next((each for each in self._left if isinstance(failure, each)), None)
+            error_type = next((kind for kind in self._left if isinstance(failure, kind)), None)
             other = getattr(failure, "worker", None) not in (None, self.name)
             if (
                 error_type is None

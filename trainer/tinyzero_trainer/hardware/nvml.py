@@ -49,8 +49,8 @@ def _gpu(index: int, handle: Any) -> GpuInfo:
     if (_known(pynvml.nvmlDeviceGetMigMode, handle) or [0])[0]:
         memory = None  # CUDA shows instances of the GPU, not the whole
     processes = [
-        Process(each.pid, Path(_known(pynvml.nvmlSystemGetProcessName, each.pid) or "").name, each.usedGpuMemory or 0)
-        for each in _known(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
+        Process(info.pid, Path(_known(pynvml.nvmlSystemGetProcessName, info.pid) or "").name, info.usedGpuMemory or 0)
+        for info in _known(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
     ]
     return GpuInfo(
         index=index,

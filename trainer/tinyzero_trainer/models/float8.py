@@ -66,8 +66,8 @@ class Float8Linear(nn.Linear):
 
     def forward(self, states: Tensor) -> Tensor:
         """[…, in] → […, out]"""
-        found = _Linear.apply(states.flatten(0, -2), self.weight).unflatten(0, states.shape[:-1])
-        return found if self.bias is None else found + self.bias
+        output = _Linear.apply(states.flatten(0, -2), self.weight).unflatten(0, states.shape[:-1])
+        return output if self.bias is None else output + self.bias
 
 
 class Float8Mlp(nn.Module):
@@ -83,8 +83,8 @@ class Float8Mlp(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         """[…, hidden] → […, hidden]"""
         weights = self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
-        found: Tensor = _GatedMlp.apply(states.flatten(0, -2), *weights).unflatten(0, states.shape[:-1])
-        return found
+        output: Tensor = _GatedMlp.apply(states.flatten(0, -2), *weights).unflatten(0, states.shape[:-1])
+        return output
 
 
 @torch._dynamo.allow_in_graph

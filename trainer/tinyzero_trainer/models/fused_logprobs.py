@@ -150,13 +150,13 @@ def _statistics(logits: Tensor, anchors: Tensor | None, targets: Tensor, tempera
     total = torch.logsumexp(scaled, dim=-1)
     logprobs = scaled - total[:, None]
     entropy = -(logprobs.exp() * logprobs).sum(dim=-1)
-    found = [logprobs.gather(1, targets[:, None]).squeeze(1), entropy, total]
+    statistics = [logprobs.gather(1, targets[:, None]).squeeze(1), entropy, total]
     if anchors is None:
-        return torch.stack(found)
+        return torch.stack(statistics)
     scaled = anchors.float() / temperature
     total = torch.logsumexp(scaled, dim=-1)
     divergence = (logprobs.exp() * (logprobs - (scaled - total[:, None]))).sum(dim=-1)
-    return torch.stack([*found, divergence, total])
+    return torch.stack([*statistics, divergence, total])
 
 
 def _gradient(
@@ -175,13 +175,13 @@ def _gradient(
     # d log p_t / d z_j = [j = t] - p_j;  d H / d z_j = -p_j (log p_j + H)
     pull = grad_logprob + grad_entropy * (logprobs + columns[1, :, None])
     if anchors is not None:  # d KL / d z_j = p_j (log p_j - log q_j - KL)
-        apart = logprobs - (anchors.float() / temperature - columns[4, :, None])
-        pull = pull - upstream[2][:, None] * (apart - columns[3, :, None])
+        log_ratio = logprobs - (anchors.float() / temperature - columns[4, :, None])
+        pull = pull - upstream[2][:, None] * (log_ratio - columns[3, :, None])
     chosen = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
-    found = (grad_logprob * chosen - probabilities * pull) / temperature
+    grad_logits = (grad_logprob * chosen - probabilities * pull) / temperature
     if rounded is not None:
-        rounded[0].copy_(found / rounded[1])
-    return found.to(logits.dtype)
+        rounded[0].copy_(grad_logits / rounded[1])
+    return grad_logits.to(logits.dtype)
 
 
 def _scales(grad_logprob: Tensor, grad_entropy: Tensor, columns: Tensor, temperature: float) -> Tensor:

@@ -137,8 +137,8 @@ def _gradient(  # type: ignore[no-untyped-def]
         anchor_line = anchors + row.to(tl.int64) * vocabulary + places
         anchor = tl.load(anchor_line, mask=inside, other=0.0).to(tl.float32) * scale - anchor_log_total
         pull -= grad_divergence * ((logprob - anchor) - divergence)
-    found = (tl.where(places == target, grad_logprob, 0.0) - tl.exp2(logprob * LOG2_E) * pull) * scale
-    tl.store(line, found.to(logits.dtype.element_ty), mask=inside)
+    grad_logits = (tl.where(places == target, grad_logprob, 0.0) - tl.exp2(logprob * LOG2_E) * pull) * scale
+    tl.store(line, grad_logits.to(logits.dtype.element_ty), mask=inside)
     if ROUNDED:
-        in_float8 = (found * (1.0 / tl.load(scales + row))).to(tl.float8e4nv)
+        in_float8 = (grad_logits * (1.0 / tl.load(scales + row))).to(tl.float8e4nv)
         tl.store(numbers + row.to(tl.int64) * vocabulary + places, in_float8, mask=inside)

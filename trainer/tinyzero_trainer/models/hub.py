@@ -122,16 +122,16 @@ def architecture(model: str | None) -> "tuple[PreTrainedConfig, type[PreTrainedM
     config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     # Either may name code of the Hub that transformers would fetch and run.
     config._attn_implementation = config._experts_implementation = None
-    found: Any = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    architecture: Any = AutoModelForCausalLM._model_mapping.get(type(config), None)
     text = config.get_text_config()
-    if text is not config and (found is None or found.config_class is type(config)):
+    if text is not config and (architecture is None or architecture.config_class is type(config)):
         raise SettingsError(
             f"{source}: {kind!r} is multimodal, and only text models are trained; give a text model, such as one of "
             f"model_type {text.model_type!r}"
         )
-    if found is None or config.is_encoder_decoder:
+    if architecture is None or config.is_encoder_decoder:
         raise SettingsError(f"{source}: {kind!r} is no causal LM that transformers knows; give one, such as a Qwen3")
-    return config, found
+    return config, architecture
 
 
 def outline(model: str | None) -> "PreTrainedModel":

@@ -152,11 +152,11 @@ def from_parts(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizer
     """Combine a model and its tokenizer; a ModelError if neither has an end token: completions would never end."""
     ids: set[int] = set()
     for source in (model.generation_config, tokenizer):
-        found = getattr(source, "eos_token_id", None)
-        named = found if isinstance(found, list) else [] if found is None else [found]
-        if wrong := [one for one in named if type(one) is not int]:
+        value = getattr(source, "eos_token_id", None)
+        tokens = value if isinstance(value, list) else [] if value is None else [value]
+        if wrong := [token for token in tokens if type(token) is not int]:
             raise ModelError(f"{name} has the end token {wrong[0]!r}; set eos_token_id to the number of a token")
-        ids.update(named)
+        ids.update(tokens)
     if not ids:
         raise ModelError(f"{name} names no end token; set eos_token in its tokenizer or generation_config.json")
     pad_id = tokenizer.pad_token_id

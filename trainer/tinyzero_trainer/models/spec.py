@@ -150,8 +150,8 @@ def refuse_untrainable(name: str, config: Mapping[str, Any]) -> None:
 def context_in(config: Mapping[str, Any]) -> int | None:
     """Tokens of the longest sequence, as far as a config.json says it; see `models.loading.LanguageModel.context`."""
     keys = ("max_position_embeddings", "n_positions")
-    found = next((config[key] for key in keys if config.get(key) is not None), None)
-    return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None
+    length = next((config[key] for key in keys if config.get(key) is not None), None)
+    return length if isinstance(length, int) and not isinstance(length, bool) and length > 0 else None
 
 
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {

@@ -143,8 +143,8 @@ class Audit(ClosesOnExit):
         metrics: dict[str, float] = {}
         for name in self.tasks:
             prefix = "audit/" if len(self.tasks) == 1 else f"audit/{name}/"
-            own = self._signs(name, step, rollouts) | self._rates(name)
-            metrics |= {prefix + metric: value for metric, value in own.items()}
+            of_task = self._signs(name, step, rollouts) | self._rates(name)
+            metrics |= {prefix + metric: value for metric, value in of_task.items()}
         return {**metrics, "timing_s/audit": time.perf_counter() - started}
 
     def drain(self) -> None:
@@ -299,11 +299,11 @@ class Audit(ClosesOnExit):
     def _signs(self, name: str, step: int, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """The signs; each is reported once, where no oracle tells more."""
         state, task = self._states[name], self.tasks[name]
-        own = [rollout for rollout in rollouts if rollout.prompt.task == name]
-        if not own:
+        of_task = [rollout for rollout in rollouts if rollout.prompt.task == name]
+        if not of_task:
             return {}
-        rewarded = [rollout for rollout in own if is_rewarded(rollout.score, task)]
-        now = StepStatistics.of(own, rewarded)
+        rewarded = [rollout for rollout in of_task if is_rewarded(rollout.score, task)]
+        now = StepStatistics.of(of_task, rewarded)
         values = signs(now, state.steps, rewarded)
         state.steps = [*state.steps, now][-self.config.window :]
         for sign, value in values.items():

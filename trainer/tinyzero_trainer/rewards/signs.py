@@ -53,12 +53,12 @@ def signs(now: StepStatistics, before: Sequence[StepStatistics], rewarded: Seque
     """The signs of a step by name; without those for which there is too little to go by."""
     values = {"repeated_answer": repeated_answer(rewarded)}
     for name in ("length", "entropy"):
-        earlier = [value for each in before if (value := getattr(each, name)) is not None]
+        earlier = [value for statistics in before if (value := getattr(statistics, name)) is not None]
         values[f"{name}_drift"] = drift(getattr(now, name), earlier)
     if len(before) >= FEWEST_STEPS:
-        reasons = set(now.reasons).union(*(each.reasons for each in before))
+        reasons = set(now.reasons).union(*(statistics.reasons for statistics in before))
         values["reason_jump"] = max(
-            abs(now.reasons.get(reason, 0.0) - median(each.reasons.get(reason, 0.0) for each in before))
+            abs(now.reasons.get(reason, 0.0) - median(statistics.reasons.get(reason, 0.0) for statistics in before))
             for reason in reasons
         )
     return {name: value for name, value in values.items() if value is not None}

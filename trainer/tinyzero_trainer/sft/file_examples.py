@@ -180,8 +180,8 @@ class ExampleFile:
                     seen.add(pair)
                     taken[hash(key)] += 1
                 if self._compares:
-                    asked = str(_unwrapped(example.prompt)) if example.item is None else key
-                    self._problems.setdefault(hash(asked), index)
+                    problem = str(_unwrapped(example.prompt)) if example.item is None else key
+                    self._problems.setdefault(hash(problem), index)
                 of_row = of_row or key
                 yield index, turn, of_row
 

@@ -67,7 +67,7 @@ class UpdateDiagnosis:
 
     @property
     def skipped(self) -> bool:
-        return not all(map(isfinite, (self.grad_norm, *(each.loss for each in self.micro_batches))))
+        return not all(map(isfinite, (self.grad_norm, *(batch.loss for batch in self.micro_batches))))
 
 
 @dataclass(slots=True)
@@ -85,9 +85,9 @@ class Diagnosis:
         update = self.updates[-1]
         update.group_norms = group_norms(norms)
         if not is_padding:
-            found = nonfinite_completions(part, losses), nonfinite(norms)
+            faults = nonfinite_completions(part, losses), nonfinite(norms)
             update.micro_batches.append(
-                MicroBatchDiagnosis(len(part.rollouts), len(losses), losses.sum().item(), *found)
+                MicroBatchDiagnosis(len(part.rollouts), len(losses), losses.sum().item(), *faults)
             )
 
     def gather(self, ranks: DataParallelGroup) -> None:
@@ -105,14 +105,14 @@ def nonfinite_completions(part: TrainingBatch, losses: Tensor) -> list[Nonfinite
         for name, column in columns.items()
         if column is not None
     }
-    found = []
+    completions = []
     for place, (index, rollout) in enumerate(zip(part.indices, part.rollouts, strict=True)):
         for name, flags in by_completion.items():
             if flags[place].any():
                 token = int(flags[place].int().argmax())
-                found.append(NonfiniteCompletion(index, name, token, rollout.prompt.text, rollout.text))
+                completions.append(NonfiniteCompletion(index, name, token, rollout.prompt.text, rollout.text))
                 break
-    return found
+    return completions
 
 
 def group_norms(norms: Mapping[str, float]) -> dict[str, float]:

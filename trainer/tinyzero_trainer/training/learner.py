@@ -80,7 +80,7 @@ class Learner:
     ) -> None:
         # Over the whole mini-batch: however it is split, the gradients add up to the same.
         weights = jagged.repeat_to_tokens(weights_of(mini_batch.lengths), mini_batch.lengths)  # [tokens]
-        tokens = sum(len(one.prompt.token_ids) + len(one.generation.token_ids) for one in mini_batch.rollouts)
+        tokens = sum(len(r.prompt.token_ids) + len(r.generation.token_ids) for r in mini_batch.rollouts)
         self._optimizer.start(accumulates=tokens > self.micro_batch_tokens * self._ranks.world_size)
         if self._diagnosis is not None:
             self._diagnosis.updates.append(UpdateDiagnosis())
@@ -114,6 +114,6 @@ class Learner:
     def diagnosis(self) -> Diagnosis:
         """What the updates since `diagnose` did, also one that was the last before an UpdateError."""
         assert self._diagnosis is not None
-        found, self._diagnosis = self._diagnosis, None
-        found.gather(self._ranks)
-        return found
+        diagnosis, self._diagnosis = self._diagnosis, None
+        diagnosis.gather(self._ranks)
+        return diagnosis

@@ -166,7 +166,7 @@ def one_after_another(
     last ones are the queries' own. A token sees `window` tokens before itself, -1 = all.
     """
     attended = []
-    bounds = (pairwise(each.tolist()) for each in (boundaries, key_boundaries))
+    bounds = (pairwise(starts.tolist()) for starts in (boundaries, key_boundaries))
     for (start, end), (first, last) in zip(*bounds, strict=True):
         q, k, v = (states.transpose(0, 1)[None] for states in (query[start:end], key[first:last], value[first:last]))
         mask = None

@@ -93,9 +93,9 @@ def ask_gpu_node(config: RayConfig, ask: Callable[[], T]) -> T | None:
     try:
         if not ray.cluster_resources().get("GPU"):
             return None
-        asked = ray.remote(num_cpus=0, num_gpus=0.01)(ask).remote()
-        done, _ = ray.wait([asked], timeout=RESOURCES_SECONDS)
-        return cast(T, ray.get(asked)) if done else None
+        task = ray.remote(num_cpus=0, num_gpus=0.01)(ask).remote()
+        done, _ = ray.wait([task], timeout=RESOURCES_SECONDS)
+        return cast(T, ray.get(task)) if done else None
     finally:
         ray.shutdown()
 

@@ -136,11 +136,11 @@ def _for_ranks(argument: Any) -> Any:
 def without_scores(rollouts: Sequence[Rollout]) -> list[Rollout]:
     """Without what no pass reads: ground truths, scores, and log-probabilities, which are columns of the batch."""
     prompts = {id(rollout.prompt): rollout.prompt for rollout in rollouts}
-    asked = {key: Prompt(Item(None), prompt.text, prompt.token_ids) for key, prompt in prompts.items()}
+    bare_prompts = {key: Prompt(Item(None), prompt.text, prompt.token_ids) for key, prompt in prompts.items()}
     scores = {masked: Score(0.0, False, masked=masked) for masked in (False, True)}
     return [
         Rollout(
-            asked[id(rollout.prompt)],
+            bare_prompts[id(rollout.prompt)],
             replace(rollout.generation, logprobs=None, versions=()),
             rollout.text,
             scores[rollout.score.masked],

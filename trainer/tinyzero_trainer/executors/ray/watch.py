@@ -87,9 +87,9 @@ def run_on(ray: Any, node: str, function: Any, *args: Any) -> Any:
     """The result of a function in another process of Ray on a node; None if the node is gone, and Ray with it."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    there: Any = NodeAffinitySchedulingStrategy(node, soft=False)
+    strategy: Any = NodeAffinitySchedulingStrategy(node, soft=False)
     with suppress(ray.exceptions.RayError):
-        task = ray.remote(function).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+        task = ray.remote(function).options(num_cpus=0, max_retries=0, scheduling_strategy=strategy)
         return ray.get(task.remote(*args), timeout=TASK_SECONDS)
 
 

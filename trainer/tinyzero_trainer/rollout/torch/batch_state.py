@@ -59,14 +59,14 @@ class BatchState:
     def enter(self, entering: Sequence[Request]) -> None:
         """Prepare the slots of sequences, before their contexts are read."""
         starts = torch.empty(len(entering), dtype=torch.long)
-        for seed in {each.group.seed for each in entering}:
-            places = [place for place, each in enumerate(entering) if each.group.seed == seed]
+        for seed in {request.group.seed for request in entering}:
+            places = [place for place, request in enumerate(entering) if request.group.seed == seed]
             starts[places] = streams(seed, torch.tensor([entering[place].row for place in places]))
         columns = torch.tensor(
             [
                 # Sampling advances the position.
-                (each.slot, len(each.group.prompt) + each.begun - 1, each.begun, each.group.max_tokens)
-                for each in entering
+                (request.slot, len(request.group.prompt) + request.begun - 1, request.begun, request.group.max_tokens)
+                for request in entering
             ]
         ).T
         slots, *values = to_device(torch.cat([columns, starts[None]]), self.slot_ids.device)
@@ -120,11 +120,11 @@ class BatchState:
 
     def read(self, requests: Sequence[Request], *, logprobs: bool) -> Callable[[], Sampled]:
         """Start to copy what is in the slots of sequences; returns a function that waits for the copies."""
-        slots = to_device(torch.tensor([each.slot for each in requests]), self.slot_ids.device)
+        slots = to_device(torch.tensor([request.slot for request in requests]), self.slot_ids.device)
         sampled = [self.tokens, self.logprobs] if logprobs else [self.tokens]
         copies = [copy_to_host(tensor[:, slots].T) for tensor in sampled]  # each [slots, max tokens]
         ends = copy_to_host(torch.stack([self.counts[slots], self.finished[slots]]))
-        return partial(_sampled, [each.begun for each in requests], ends, copies)
+        return partial(_sampled, [request.begun for request in requests], ends, copies)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

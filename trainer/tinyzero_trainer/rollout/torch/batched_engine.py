@@ -122,7 +122,7 @@ class BatchedEngine(SamplingEngine):
             return
         slots = scheduler.enter(entering, self.version)
         contexts, rows = list[list[int]](), list[int]()
-        for context in (each.context for each in entering):
+        for context in (request.context for request in entering):
             if not contexts or context != contexts[-1]:
                 contexts.append(context)
             rows.append(len(contexts) - 1)

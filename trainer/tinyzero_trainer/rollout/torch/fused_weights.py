@@ -30,7 +30,7 @@ class FusedWeights(dict[str, Tensor]):
         self._tied = bool(config.tie_word_embeddings)
         self.eps: float = config.rms_norm_eps
         # For each layer whether it encodes positions; empty = all do.
-        self.rotates: list[bool] = [bool(each) for each in getattr(config, "no_rope_layers", None) or ()]
+        self.rotates: list[bool] = [bool(layer) for layer in getattr(config, "no_rope_layers", None) or ()]
         # It normalizes what attention and MLP give, not what they get, and all heads together.
         self._is_olmo2 = config.model_type == "olmo2"
         self._targets = self._find_targets(config.intermediate_size)

@@ -170,8 +170,9 @@ class Scheduler:
         settled = self._reads[:reads]
         del self._reads[:reads]
         for requests, sampled in settled:
-            for each, values in zip(requests, sampled(), strict=True):
-                after = self._groups[each.group.number] = _continued(self._groups[each.group.number], each, values)
+            for request, values in zip(requests, sampled(), strict=True):
+                number = request.group.number
+                after = self._groups[number] = _continued(self._groups[number], request, values)
                 if after.complete:
                     self._complete.append(after)
 
@@ -193,8 +194,8 @@ class Scheduler:
         self.settle()
         groups = dict(self._groups)
         if self.running:
-            for each, values in zip(self.running, self._read(self.running)(), strict=True):
-                groups[each.group.number] = _continued(groups[each.group.number], each, values)
+            for request, values in zip(self.running, self._read(self.running)(), strict=True):
+                groups[request.group.number] = _continued(groups[request.group.number], request, values)
         return sorted(groups.values(), key=lambda group: group.number)
 
 

@@ -125,7 +125,7 @@ class VllmEngine(SamplingEngine):
         self._waiting = self._waiting[len(batch) :]
         complete = list[Group]()
         for group, completions in zip(batch, sampled, strict=True):
-            versioned = [replace(each, versions=((self.version, len(each.token_ids)),)) for each in completions]
+            versioned = [replace(sample, versions=((self.version, len(sample.token_ids)),)) for sample in completions]
             complete.append(replace(group, completions=tuple(versioned)))
         return complete
 

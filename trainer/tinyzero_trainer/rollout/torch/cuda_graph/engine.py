@@ -171,7 +171,9 @@ class GraphEngine(BatchedEngine):
             length = -(-length // CACHE_BLOCK) * CACHE_BLOCK
             self._drop_buffers()
             contexts = [
-                len(each.group.prompt) + each.begun for each in scheduler.waiting if each.begun or not each.sample
+                len(request.group.prompt) + request.begun
+                for request in scheduler.waiting
+                if request.begun or not request.sample
             ]
             longest = max(contexts, default=1)
             read_at_a_time = min(longest * len(contexts), max(longest, PREFILL_TOKENS))
@@ -235,7 +237,7 @@ class GraphEngine(BatchedEngine):
             padded = torch.tensor([context + [self._pad_id] * (longest - len(context)) for context in part])
             columns = np.stack([places, entering, entering[firsts[places]], lengths[places]])
             tokens, sizes, (which, *shared) = (
-                to_device(torch.as_tensor(each), self._device) for each in (padded, lengths, columns)
+                to_device(torch.as_tensor(array), self._device) for array in (padded, lengths, columns)
             )
             logits = self._model.prefill(tokens, sizes, which, shared[0], self._cache)
             state.share_prefixes(*shared)
