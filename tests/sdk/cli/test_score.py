@@ -259,6 +259,12 @@ def test_what_a_wrapper_lacks_is_one_line(score, tmp_path, columns, wrapper, pro
     assert not (tmp_path / "out.jsonl").exists()
 
 
+def test_an_unknown_end_is_not_one_that_was_cut_off(score, tmp_path):
+    rows = with_lengths(token_count="count", finished="end")
+    assert score(rows, "--wrapper", "cosine(limit=1000)")[0] == 0
+    assert [row["score"] > 0 for row in rows_of(tmp_path / "out.jsonl")] == [True, True, False]
+
+
 def test_an_output_is_replaced_only_on_request(run, write_task, source, tmp_path):
     source.write_text(json.dumps(GOOD))
     output = tmp_path / "out.jsonl"
