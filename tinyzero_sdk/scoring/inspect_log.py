@@ -67,8 +67,8 @@ def _read(source: Path) -> Iterator[tuple[Row, str]]:
     path = ""
     for block in read_scored_blocks(source, COLUMNS):
         if block.bad:
-            row = block.bad[0]
-            raise DataError(f"{source}:{row.number}: {row.error}; mend or score the file first: tinyzero score")
+            bad = block.bad[0]
+            raise DataError(f"{source}:{bad.number}: {bad.error}; mend or score the file first: tinyzero score")
         path = path or find_problem_column(block)
         keys = to_texts(problem_column(block, path)).to_pylist()
         for number, row, key in zip(block.numbers, block.rows(), keys, strict=True):
