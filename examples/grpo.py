@@ -121,7 +121,9 @@ def generate(
 def score(task: Task, items: Sequence[Item], texts: Sequence[str]) -> list[Score]:
     """The task's score of each completion; `texts` has the same number of completions for each item."""
     groups = zip(*[iter(texts)] * (len(texts) // len(items)), strict=True)
-    return [one for item, own in zip(items, groups, strict=True) for one in task.score_group(own, item.ground_truth)]
+    return [
+        score for item, own in zip(items, groups, strict=True) for score in task.score_group(own, item.ground_truth)
+    ]
 
 
 # --- The algorithm: pure functions --------------------------------------------------------------------------------

@@ -105,25 +105,25 @@ class _Builder:
 
     def _add_size(self, size: int) -> list[Block]:
         """Append the rows that use `size` numbers, sorted by operator."""
-        found = [
+        expressions = [
             (form, left, right, subset)
             for subset in sorted(set(combinations(self._pattern, size)))
             for form, left, right in self._expressions(subset)
         ]
-        found.sort(key=lambda row: row[0].operator)
+        expressions.sort(key=lambda row: row[0].operator)
         blocks = []
-        for operator, group in groupby(found, key=lambda row: row[0].operator):
+        for operator, group in groupby(expressions, key=lambda row: row[0].operator):
             rows = list(group)
             for begin in range(0, len(rows), MAX_BLOCK):
                 blocks.append(self._add_block(operator, rows[begin : begin + MAX_BLOCK]))
         return blocks
 
-    def _add_block(self, operator: str, found: list[tuple[_Form, int, int, Pattern]]) -> Block:
-        forms, left, right, subsets = zip(*found, strict=True)
+    def _add_block(self, operator: str, rows: list[tuple[_Form, int, int, Pattern]]) -> Block:
+        forms, left, right, subsets = zip(*rows, strict=True)
         start = len(self._forms)
         self._forms += forms
-        for row, subset in enumerate(subsets, start):
-            self._rows_of.setdefault(subset, []).append(row)
+        for index, subset in enumerate(subsets, start):
+            self._rows_of.setdefault(subset, []).append(index)
         divides = [operator == "/" or self._divides[i] or self._divides[j] for i, j in zip(left, right, strict=True)]
         self._divides += divides
         return Block(operator, slice(start, len(self._forms)), np.array(left), np.array(right), np.array(divides))

@@ -66,12 +66,12 @@ class _Search:
         if len(terms) <= 3:
             return self.compare(terms)
         steps: dict[str, list[_Term]] = {}
-        for i, one in enumerate(terms):
+        for i, first in enumerate(terms):
             for j in range(i):
                 others = [*terms[:j], *terms[j + 1 : i], *terms[i + 1 :]]
-                for operator, value in self.results(one[0], terms[j][0]).items():
+                for operator, value in self.results(first[0], terms[j][0]).items():
                     if value is not None:
-                        step, term = _combine(one, operator, value, terms[j])
+                        step, term = _combine(first, operator, value, terms[j])
                         steps.setdefault(step, [term, *others])
         # Always in the same order, from anywhere on: then a model neither forgets nor repeats one.
         start = self.random.randrange(len(steps))
@@ -86,30 +86,30 @@ class _Search:
         """Look for the target where two or three terms are left."""
         misses = []
         for number in range(len(terms) if len(terms) == 3 else 1):
-            one, other, *rest = [*terms[number:], *terms[:number]]
+            first, second, *rest = [*terms[number:], *terms[:number]]
             for third in rest:
                 self.trace += f"{third[0]}:{' '.join(map(_show, self.results(self.target, third[0]).values()))}="
-            self.trace += f"{one[0]} {other[0]}:"
-            for operator, value in self.results(one[0], other[0]).items():
+            self.trace += f"{first[0]} {second[0]}:"
+            for operator, value in self.results(first[0], second[0]).items():
                 self.trace += _show(value)
                 if value is not None:
                     reached = self.results(value, rest[0][0]).values() if rest else [value]
                     if self.target not in reached:
-                        misses.append((one, operator, value, other, rest))
+                        misses.append((first, operator, value, second, rest))
                     elif self.random.random() < LOOK_AHEAD:
-                        return self.finish("!", one, operator, value, other, rest)
+                        return self.finish("!", first, operator, value, second, rest)
                 self.trace += ";" if operator == "/" else " "
         if misses and self.random.random() < self.give_up:
             return self.finish("?", *self.random.choice(misses))
         return None
 
-    def finish(self, mark: str, one: _Term, operator: str, value: int, other: _Term, rest: list[_Term]) -> str:
+    def finish(self, mark: str, first: _Term, operator: str, value: int, second: _Term, rest: list[_Term]) -> str:
         """Write the last steps, which reach the target if they can; returns the answer."""
-        step, term = _combine(one, operator, value, other)
+        step, term = _combine(first, operator, value, second)
         self.trace += mark + step
         for third in rest:
             possible = [(last, value) for last, value in self.results(value, third[0]).items() if value is not None]
-            hits = [one for one in possible if one[1] == self.target]
+            hits = [pair for pair in possible if pair[1] == self.target]
             step, term = _combine(term, *self.random.choice(hits or possible), third)
             self.trace += f",{step}"
         return term[1]
@@ -118,18 +118,18 @@ class _Search:
         """Combine terms at random until one is left, which is the answer."""
         steps = []
         while len(terms) > 1:
-            one, other, *terms = self.random.sample(terms, len(terms))
-            results = self.results(one[0], other[0]).items()
+            first, second, *terms = self.random.sample(terms, len(terms))
+            results = self.results(first[0], second[0]).items()
             possible = [(operator, value) for operator, value in results if value is not None]
-            step, term = _combine(one, *self.random.choice(possible), other)
+            step, term = _combine(first, *self.random.choice(possible), second)
             steps.append(step)
             terms.append(term)
         self.trace += f"?{','.join(steps)}"
         return terms[0][1]
 
-    def results(self, one: int, other: int) -> dict[str, int | None]:
-        """Of each operator on two values; None where it is too large or not whole."""
-        larger, smaller = max(one, other), min(one, other)
+    def results(self, first: int, second: int) -> dict[str, int | None]:
+        """The result of each operator on two values; None where it is too large or not whole."""
+        larger, smaller = max(first, second), min(first, second)
         total, product = larger + smaller, larger * smaller
         return {
             "-": larger - smaller,
@@ -143,12 +143,12 @@ def _show(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
-def _combine(one: _Term, operator: str, value: int, other: _Term) -> tuple[str, _Term]:
+def _combine(first: _Term, operator: str, value: int, second: _Term) -> tuple[str, _Term]:
     """The step that combines two terms, the larger one on the left, and the term that it makes.
 
     That has the fewest brackets that keep its value.
     """
-    left, right = (one, other) if one[0] >= other[0] else (other, one)
+    left, right = (first, second) if first[0] >= second[0] else (second, first)
     _, left_text, left_kind = left
     _, right_text, right_kind = right
     if left_kind == "+" and operator in "*/":

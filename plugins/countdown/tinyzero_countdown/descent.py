@@ -166,17 +166,17 @@ class _Descent:
         both = self._plan.divides[rows, left] & self._plan.divides[rows, right]
         solves_left = np.where(both, self._chance(split, 16, 0.5), self._plan.divides[rows, left])
         solved, free = np.where(solves_left, left, right), np.where(solves_left, right, left)
-        given = self._draw(split, self._plan.least[rows, free], self._plan.most[rows, free])
+        number = self._draw(split, self._plan.least[rows, free], self._plan.most[rows, free])
         if split.operator == "+":
-            top = top - given * bottom
+            top = top - number * bottom
         elif split.operator == "-":
-            top = np.where(solves_left, given * bottom + top, given * bottom - top)
+            top = np.where(solves_left, number * bottom + top, number * bottom - top)
         elif split.operator == "*":
-            bottom = bottom * given
+            bottom = bottom * number
         else:
-            top, bottom = np.where(solves_left, top, bottom) * given, np.where(solves_left, bottom, top)
+            top, bottom = np.where(solves_left, top, bottom) * number, np.where(solves_left, bottom, top)
         common = np.gcd(top, bottom)
-        self._ask(rows, free, given, np.ones_like(given))
+        self._ask(rows, free, number, np.ones_like(number))
         self._ask(rows, solved, top // common, bottom // common)
 
     def _ask(self, rows: np.ndarray, nodes: np.ndarray, top: np.ndarray, bottom: np.ndarray) -> None:

@@ -77,9 +77,9 @@ def build_puzzles(split: str, size: int, seed: int, start: int, options: Countdo
     for begin in range(start, start + size, _BLOCK):
         block = pending = np.arange(begin, min(begin + _BLOCK, start + size))
         for trial in range(PLANS):
-            found = _try_plans(pending, derive_seed("countdown", split, seed, trial), options)
-            yield from found
-            pending = np.setdiff1d(pending, np.concatenate([puzzles.indices for puzzles in found]))
+            groups = _try_plans(pending, derive_seed("countdown", split, seed, trial), options)
+            yield from groups
+            pending = np.setdiff1d(pending, np.concatenate([puzzles.indices for puzzles in groups]))
             is_hopeless = len(pending) == len(block) and (trial + 1) * len(block) >= _HOPELESS
             if is_hopeless or not len(pending):
                 break
@@ -93,14 +93,14 @@ def build_puzzles(split: str, size: int, seed: int, start: int, options: Countdo
 def _try_plans(indices: np.ndarray, seed: int, options: CountdownOptions) -> list[Puzzles]:
     """The puzzles that come of one plan for each of `indices`, where one does and its difficulty is asked for."""
     lengths = _choose(options.numbers, random_bits(derive_seed("length", seed), indices, 1)[:, 0])
-    found = []
+    groups = []
     for length in options.numbers:
         for puzzles in _fit(indices[lengths == length], length, seed, options):
             if options.difficulty_range is not None:
                 levels, (least, most) = difficulties(puzzles.numbers, puzzles.targets), options.difficulty_range
                 puzzles = puzzles.take((levels >= least) & (levels <= most))
-            found.append(puzzles)
-    return found
+            groups.append(puzzles)
+    return groups
 
 
 def _fit(indices: np.ndarray, length: int, seed: int, options: CountdownOptions) -> Iterator[Puzzles]:
@@ -112,11 +112,11 @@ def _fit(indices: np.ndarray, length: int, seed: int, options: CountdownOptions)
         words = random_bits(number_seed, attempts.ravel(), 2 * length)
         numbers, targets, fits = descend(plan.take(np.arange(len(indices)).repeat(2**round_)), words, options)
         first = fits.reshape(attempts.shape).argmax(axis=1) + np.arange(len(indices)) * 2**round_  # that fits, if any
-        found = fits[first]
-        yield Puzzles(indices, plan, numbers[first], targets[first]).take(found)
-        if found.all():
+        solved = fits[first]
+        yield Puzzles(indices, plan, numbers[first], targets[first]).take(solved)
+        if solved.all():
             return
-        indices, plan = indices[~found], plan.take(~found)
+        indices, plan = indices[~solved], plan.take(~solved)
 
 
 def _draw_plan(words: np.ndarray, options: CountdownOptions) -> Plan:

@@ -28,8 +28,8 @@ def difficulties(numbers: np.ndarray, targets: np.ndarray) -> np.ndarray:
         >>> difficulties(np.array([[3, 3, 8, 8], [1, 2, 3, 4]]), np.array([24, 24])).round(2).tolist()
         [7.0, 4.25]
     """
-    found = survey(numbers, targets)
-    return numbers.shape[1] + ~found.without_division + ~found.without_fraction + 1 / np.maximum(found.solutions, 0.5)
+    ways = survey(numbers, targets)
+    return numbers.shape[1] + ~ways.without_division + ~ways.without_fraction + 1 / np.maximum(ways.solutions, 0.5)
 
 
 def column_difficulties(items: ItemColumns) -> np.ndarray:

@@ -29,15 +29,15 @@ def score_answer(answer: str, ground_truth: Mapping[str, Json]) -> Score:
         >>> score_answer("17 - 5 + 3 + 0", {"target": 15, "numbers": [3, 5, 17]}).parts
         {'format': 1.0}
     """
-    target, given = ground_truth["target"], ground_truth["numbers"]
-    expression = read(answer, MAX_LENGTH if len(answer) <= MAX_LENGTH else longest_answer(target, given))
+    target, allowed = ground_truth["target"], ground_truth["numbers"]
+    expression = read(answer, MAX_LENGTH if len(answer) <= MAX_LENGTH else longest_answer(target, allowed))
     if expression is None:
         return _MALFORMED
     program, numbers = expression
     if program.claim and numbers.pop() * program.claim != target:
         return _WRONG
     # The numbers first: then what is evaluated is no larger than the puzzle.
-    if sorted(numbers) != sorted(given):
+    if sorted(numbers) != sorted(allowed):
         return _WRONG
     try:
         return _RIGHT if evaluate(program, numbers) == target else _WRONG

@@ -136,14 +136,14 @@ def solutions(numbers: Sequence[int], target: int) -> list[str]:
         >>> solutions([8, 3, 8, 3], 24)
         ['8 / (3 - 8 / 3)']
     """
-    found = []
+    ranked = []
     for _, batch in _batches(np.array([numbers]), np.array([target])):
         for block, reached, by_whole_numbers in batch.hits():
-            for place in np.flatnonzero(reached):
-                text = batch.write(block, int(place))
-                simplicity = (not by_whole_numbers[place, 0], *map(text.count, "/(*"))
-                found.append((simplicity, text))
-    return [text for _, text in sorted(found)]
+            for row in np.flatnonzero(reached):
+                text = batch.write(block, int(row))
+                simplicity = (not by_whole_numbers[row, 0], *map(text.count, "/(*"))
+                ranked.append((simplicity, text))
+    return [text for _, text in sorted(ranked)]
 
 
 def gold_completion(numbers: Sequence[int], target: int) -> str | None:
@@ -153,8 +153,8 @@ def gold_completion(numbers: Sequence[int], target: int) -> str | None:
         >>> gold_completion([3, 5, 17], 4)
         '<think>17 + 3 = 20, 20 / 5 = 4</think>\\n<answer>(17 + 3) / 5</answer>'
     """
-    found = solutions(numbers, target)
-    expression = read(found[0]) if found else None
+    texts = solutions(numbers, target)
+    expression = read(texts[0]) if texts else None
     if expression is None:
         return None
     program, operands = expression
@@ -163,7 +163,7 @@ def gold_completion(numbers: Sequence[int], target: int) -> str | None:
         values.append(Fraction(function(values[left], values[right])))
         operator = next(name for name, known in FUNCTIONS.items() if known is function)
         lines.append(f"{_show(values[left])} {operator} {_show(values[right])} = {_show(values[-1])}")
-    return f"<think>{', '.join(lines)}</think>\n<answer>{found[0]}</answer>"
+    return f"<think>{', '.join(lines)}</think>\n<answer>{texts[0]}</answer>"
 
 
 def _show(value: Fraction) -> str:

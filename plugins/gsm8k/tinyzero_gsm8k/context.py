@@ -97,66 +97,66 @@ def _states(before: str, *, signed: bool, money: bool) -> bool:
     said = _POSSESSIVE.sub("", before)
     if _CONTRACTION.search(said):
         return False
-    found = _WORD.findall(said)
-    if found and found[-1] in words.CURRENCIES and (money or found[-1] not in words.DOLLARS):
-        before, _, rest = before.rpartition(found.pop())
+    phrase = _WORD.findall(said)
+    if phrase and phrase[-1] in words.CURRENCIES and (money or phrase[-1] not in words.DOLLARS):
+        before, _, rest = before.rpartition(phrase.pop())
         if rest.strip() or "$" in before:
             return False
     elif beside not in _BESIDE_LEFT and not beside.isalpha():
         return False
-    if not found:
+    if not phrase:
         return True
     if before.lstrip()[:1] == ":":
         return False
-    if len(found) > _MOST_WORDS or _asks([word.lower() for word in found]):
+    if len(phrase) > _MOST_WORDS or _asks([word.lower() for word in phrase]):
         return False
     end = before.rstrip("([\"'“‘$ \t\r\n")[-1:]
-    if not all(_may_say(found, place) for place in range(len(found))):
+    if not all(_may_say(phrase, index) for index in range(len(phrase))):
         return False
-    return end in ":=—" or (len(found[-1]) > 1 and _leads(found, signed=signed, money=money))
+    return end in ":=—" or (len(phrase[-1]) > 1 and _leads(phrase, signed=signed, money=money))
 
 
-def _asks(found: Sequence[str]) -> bool:
+def _asks(phrase: Sequence[str]) -> bool:
     """Whether a verb stands before its subject: "Is the answer 42", "So has she 42"."""
-    if found[:2] == ["in", "total"]:
-        found = found[2:] or ["total"]
-    subject = next((place for place, word in enumerate(found) if word not in words.OPENING), 0)
-    return found[subject] in words.ASKING or any(
-        verb in words.ASKING and word in words.PRONOUNS for verb, word in pairwise(found)
+    if phrase[:2] == ["in", "total"]:
+        phrase = phrase[2:] or ["total"]
+    subject = next((index for index, word in enumerate(phrase) if word not in words.OPENING), 0)
+    return phrase[subject] in words.ASKING or any(
+        verb in words.ASKING and word in words.PRONOUNS for verb, word in pairwise(phrase)
     )
 
 
-def _may_say(found: Sequence[str], place: int) -> bool:
-    word, lower = found[place], found[place].lower()
+def _may_say(phrase: Sequence[str], index: int) -> bool:
+    word, lower = phrase[index], phrase[index].lower()
     if word in words.NAMES:
         return True
     if not word.isascii():
         return False  # letters of other scripts look alike
     if lower in words.SAYING or lower in words.VERBS or lower in words.RESULTS:
-        return len(lower) > 1 or word in ("a", "A", "I") or len(found) == 1  # a variable stands alone: x = 42
+        return len(lower) > 1 or word in ("a", "A", "I") or len(phrase) == 1  # a variable stands alone: x = 42
     if len(word) == 1:
-        return len(found) == 1
-    before = found[place - 1] if place else ""
+        return len(phrase) == 1
+    before = phrase[index - 1] if index else ""
     if word in words.MONTHS:
-        return before.lower() == "in" or (before == "and" and place > 1 and found[place - 2] in words.MONTHS)
+        return before.lower() == "in" or (before == "and" and index > 1 and phrase[index - 2] in words.MONTHS)
     return word in words.THINGS and before.lower() in words.BEFORE_PLURALS
 
 
-def _leads(found: Sequence[str], *, signed: bool, money: bool) -> bool:
+def _leads(phrase: Sequence[str], *, signed: bool, money: bool) -> bool:
     """Whether the last word before the number states it."""
-    last = found[-1].lower()
-    asserts = any(word.lower() in words.VERBS for word in found[:-1])
+    last = phrase[-1].lower()
+    asserts = any(word.lower() in words.VERBS for word in phrase[:-1])
     if last in words.VERBS and not (last == "total" and asserts):
         return not signed or last in words.ASKING or last == "be"
     if signed:
         return last in ("so", "therefore", "thus", "hence")
     if last in words.RESULTS:
         return not asserts or last in ("exactly", "therefore", "thus", "hence")
-    if (found[-1] in words.RECIPIENTS or found[-1] in words.NAMES) and len(found) > 1:
-        return found[-2].lower() in words.GIVING
+    if (phrase[-1] in words.RECIPIENTS or phrase[-1] in words.NAMES) and len(phrase) > 1:
+        return phrase[-2].lower() in words.GIVING
     if last == "for":
         return money and asserts
-    return last == "of" and len(found) > 1 and found[-2].lower() in ("total", "profit")
+    return last == "of" and len(phrase) > 1 and phrase[-2].lower() in ("total", "profit")
 
 
 def _holds(after: str, *, money: bool) -> bool:
@@ -170,9 +170,9 @@ def _holds(after: str, *, money: bool) -> bool:
     said = _POSSESSIVE.sub("", _PER.sub(" per ", after))
     if _CONTRACTION.search(said):
         return False
-    found = _WORD.findall(said)
-    if len(found) > _MOST_WORDS:
+    said_words = _WORD.findall(said)
+    if len(said_words) > _MOST_WORDS:
         return False
-    phrase = _ENDING.sub("", " " + " ".join(found)).split()
+    phrase = _ENDING.sub("", " " + " ".join(said_words)).split()
     kinds = "".join(_KINDS.get(word) or (len(word) > 3 and _KINDS.get(word.lower())) or "?" for word in phrase)
     return bool((_measures_money if money else _measures)(kinds))

@@ -38,8 +38,8 @@ def from_row(row: Mapping[str, Json]) -> Item | None:
 
 
 def key(item: Item) -> str:
-    """Of a synthetic problem its template and numbers, so that names and idle facts make no new problem;
-    of others the question, but for case and spacing."""
+    """What makes a problem another one: the template and numbers of a synthetic problem, whatever its names and idle
+    facts; the question of any other, but for case and spacing."""
     return item.data.get("signature") or question_key(item.data["question"])
 
 

@@ -19,7 +19,7 @@ def score_answer(answer: str, ground_truth: str | int | float) -> Score:
     """Whether the one number in `answer` is that of the ground truth.
 
     Args:
-        answer: what `last_answer` found.
+        answer: as `last_answer` returns it.
         ground_truth: a number as text, in any form an answer may have ("72", "1,000", or a solution that ends in
             `#### 72`), or as a number.
 

@@ -156,7 +156,7 @@ def _unwrapped(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """With fractions as `1/2`, powers of ten as `10^3`, and units without their power."""
+    """The text with fractions as `1/2`, powers of ten as `10^3`, and units without their power."""
     read, place = "", 0
     while place < len(text):
         if text[place] == "\\":

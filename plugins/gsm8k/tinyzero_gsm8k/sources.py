@@ -46,13 +46,13 @@ def problems_of(split: Split, options: Gsm8kOptions) -> tuple[Problem, ...]:
     path = _folder_of(options)
     if path is not None and not path.exists():
         raise DataError(f"there is no {path}; give a folder or a file with task.path, or take task.source=synthetic")
-    found = _problems(str(path or PUBLISHED), _stamp(path)).splits
-    if split not in found and "" not in found:
+    splits = _problems(str(path or PUBLISHED), _stamp(path)).splits
+    if split not in splits and "" not in splits:
         raise DataError(
-            f"{path or PUBLISHED} has no {split} problems, its splits are {', '.join(found) or 'none'}; name its files "
-            "train and test, or give one file with task.path, which is then divided"
+            f"{path or PUBLISHED} has no {split} problems, its splits are {', '.join(splits) or 'none'}; name its "
+            "files train and test, or give one file with task.path, which is then divided"
         )
-    return found[split if split in found else ""]
+    return splits[split if split in splits else ""]
 
 
 def _folder_of(options: Gsm8kOptions) -> Path | None:

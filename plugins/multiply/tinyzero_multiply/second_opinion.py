@@ -39,8 +39,8 @@ def is_right(answer: str, ground_truth: Json) -> bool:
 
 
 def _factors(left: str) -> list[tuple[int, int]]:
-    """The two numbers of `a * b`, for every sign that cuts it so; found by writing them out and comparing."""
-    found = []
+    """The two numbers of `a * b`, for every sign that cuts it so, by writing them out and comparing."""
+    pairs = []
     for sign in _SIGNS:
         first, _, second = left.partition(sign)
         numbers = []
@@ -49,8 +49,8 @@ def _factors(left: str) -> list[tuple[int, int]]:
             if digits and text in _ways_to_write(int(digits)):
                 numbers.append(int(digits))
         if len(numbers) == 2:
-            found.append((numbers[0], numbers[1]))
-    return found
+            pairs.append((numbers[0], numbers[1]))
+    return pairs
 
 
 def _ways_to_write(number: int) -> set[str]:

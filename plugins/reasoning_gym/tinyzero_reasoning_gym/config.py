@@ -38,11 +38,11 @@ def options_type(config_type: type) -> type:
         except AssertionError as error:
             raise ValueError(str(error) or "reasoning-gym rejects these values together") from error
 
-    made = dataclasses.make_dataclass(
+    options = dataclasses.make_dataclass(
         f"{config_type.__name__}Options", fields, frozen=True, namespace={"__post_init__": check}
     )
-    made.__doc__ = f"Options of reasoning-gym's {config_type.__name__}."
-    return made
+    options.__doc__ = f"Options of reasoning-gym's {config_type.__name__}."
+    return options
 
 
 def make_config(config_type: type, options: Any, **ours: int) -> Any:

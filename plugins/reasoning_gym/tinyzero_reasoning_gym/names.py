@@ -21,6 +21,6 @@ def find_names() -> tuple[str, ...]:
 
 def _names_in(file: Path) -> list[str]:
     text = file.read_text(encoding="utf-8")
-    found = _REGISTERED.findall(text)
-    constants = dict(_CONSTANT.findall(text)) if found else {}
-    return [literal or constants[constant] for literal, constant in found if literal or constant in constants]
+    registered = _REGISTERED.findall(text)
+    constants = dict(_CONSTANT.findall(text)) if registered else {}
+    return [literal or constants[constant] for literal, constant in registered if literal or constant in constants]

@@ -1,4 +1,4 @@
-"""Which scorers of reasoning-gym must not be trusted with a model's text, found in their source.
+"""Which scorers of reasoning-gym must not be trusted with a model's text, by their source.
 
 Everything that `score_answer` can reach is read. A scorer is safe only if nothing in there runs code, or leads
 out of what is known to be harmless; what cannot be read, or is not known, is unsafe. So a new version of
@@ -41,7 +41,7 @@ REVIEWED = frozenset(
         "numpy.round",
     }
 )
-"""Functions and classes of other packages that were read and found to run no text, nor to open files."""
+"""Functions and classes of other packages that were read: they run no text and open no files."""
 
 DENIED = frozenset(
     {
@@ -74,7 +74,7 @@ class _Reader:
         self._waiting: list[Any] = [getattr(type(dataset), "score_answer", None)]
 
     def problems(self) -> Iterator[str]:
-        """What is found, in the order of the walk."""
+        """Reasons for distrust, in the order of the walk."""
         if not callable(self._waiting[0]):
             yield "has no score_answer"
         while self._waiting:

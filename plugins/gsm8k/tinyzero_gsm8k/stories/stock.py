@@ -91,17 +91,17 @@ def farm(story: Story) -> Value:
 
 
 def stamps(story: Story) -> Value:
-    albums, pages, each = story.number(2, 6), story.number(5, 20), story.number(4, 12)
+    albums, pages, stamps_per_page = story.number(2, 6), story.number(5, 20), story.number(4, 12)
     owner = story.person()
     story.tell(
-        f"{owner} has {albums} albums with {pages} pages each, and there are {each} stamps on every page.",
-        f"{owner} keeps {owner.his} stamps in {albums} albums. Each album has {pages} pages, and each page {each} stamps.",
+        f"{owner} has {albums} albums with {pages} pages each, and there are {stamps_per_page} stamps on every page.",
+        f"{owner} keeps {owner.his} stamps in {albums} albums. Each album has {pages} pages, and each page {stamps_per_page} stamps.",
     )
     story.idle(
         f"{owner.His} oldest stamp is {story.choose(range(60, 150))} years old.",
         f"{owner} is {story.choose(range(10, 70))} years old.",
     )
-    in_album = story.step("Stamps in one album", pages, "*", each)
+    in_album = story.step("Stamps in one album", pages, "*", stamps_per_page)
     owned = story.step("In all albums", albums, "*", in_album, "stamps")
     left = _changes(
         story,

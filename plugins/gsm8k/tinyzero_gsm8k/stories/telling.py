@@ -87,7 +87,7 @@ class Story:
         self._facts.append(self.choose(wordings))
 
     def idle(self, *sentences: str) -> None:
-        """In half of all stories, a fact with a number that the answer does not need."""
+        """Tell, in half of all stories, a fact with a number that the answer does not need."""
         if self._random() < 0.5:
             self._facts.append(self.choose(sentences))
 

@@ -51,7 +51,7 @@ def factory(story: Story) -> Value:
         f"{story.choose(range(5, 60))} people work in the factory.",
     )
     hourly = story.step("Each hour", machines, "*", rate, goods)
-    made = story.step("In all hours", hourly, "*", hours, goods)
+    produced = story.step("In all hours", hourly, "*", hours, goods)
     some_are_faulty = story.branch([True, False])
     if some_are_faulty:
         percent = story.number(1, 4, 5)
@@ -59,14 +59,14 @@ def factory(story: Story) -> Value:
             f"{percent}% of the {goods} are broken and thrown away.",
             f"Of the {goods} made, {percent}% are faulty and thrown away.",
         )
-        broken = story.step(f"{percent}% of them", made, "*", Fraction(percent, 100), goods)
-        made = story.step("Good ones", made, "-", broken, goods)
-    if made % 10 == 0 and story.branch([True, False]):
+        broken = story.step(f"{percent}% of them", produced, "*", Fraction(percent, 100), goods)
+        produced = story.step("Good ones", produced, "-", broken, goods)
+    if produced % 10 == 0 and story.branch([True, False]):
         story.tell(f"{'The others' if some_are_faulty else 'All'} are packed in boxes of 10.")
         story.ask("How many boxes does that fill?")
-        return story.step("Boxes", made, "/", 10)
+        return story.step("Boxes", produced, "/", 10)
     story.ask(f"How many {goods} are ready for sale?", f"How many good {goods} does that give?")
-    return made
+    return produced
 
 
 def orchard(story: Story) -> Value:
