@@ -41,11 +41,15 @@ class NoCapacityError(WorkerDiedError):
     """Nothing can be started in place of a worker that died, for example because its machine is gone."""
 
 
-class VllmError(TinyZeroError):
+class EngineError(TinyZeroError):
+    """A rollout engine failed."""
+
+
+class VllmError(EngineError):
     """vLLM does not start, has other weights than the policy, or cannot do what it is asked to."""
 
 
-class EngineDiedError(VllmError):
+class EngineDiedError(EngineError):
     """A rollout engine died, hangs, or returned less than it was asked for: one in its place may do better."""
 
     def __init__(self, reason: str, advice: str = "") -> None:

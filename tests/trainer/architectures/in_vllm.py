@@ -11,7 +11,7 @@ import torch
 from tests.trainer.architectures.checks import NO, YES, check_engine
 from tests.trainer.architectures.tiny import ARCHITECTURES, tiny
 from tests.trainer.configurations import changed
-from tinyzero_trainer.errors import VllmError
+from tinyzero_trainer.errors import EngineError
 from tinyzero_trainer.models.loading import save_model
 from tinyzero_trainer.rollout.build import build_engine
 from tinyzero_trainer.rollout.vllm import build
@@ -38,7 +38,7 @@ def cells(name: str, directory: Path, device: str) -> dict[str, str]:
     shown = {"vllm_in_process": YES}
     try:
         refuse_architecture(changed(values, {}), type(language_model.model))
-    except VllmError:
+    except EngineError:
         shown["vllm_in_process"], values["vllm"]["separate_process"] = NO, True
     weights: list[Any] = []
     build.engine_arguments = lambda *given: {  # type: ignore[assignment]

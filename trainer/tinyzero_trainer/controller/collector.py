@@ -16,7 +16,7 @@ from tinyzero_trainer.controller.in_flight import GroupsInFlight, InFlight
 from tinyzero_trainer.controller.length_control import LengthStatistics, adapt, max_tokens_at
 from tinyzero_trainer.controller.rollout_batch import RolloutBatch
 from tinyzero_trainer.controller.state import TrainerState
-from tinyzero_trainer.errors import VllmError, WorkerDiedError
+from tinyzero_trainer.errors import EngineError, WorkerDiedError
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.tasks import training_stream
 from tinyzero_trainer.monitoring.performance import StepTimer
@@ -55,9 +55,9 @@ class RolloutCollector:
         return None if self.groups is None else self.groups.snapshot(self._length_control)
 
     @property
-    def failure(self) -> WorkerDiedError | VllmError | None:
+    def failure(self) -> WorkerDiedError | EngineError | None:
         """The worker failure that interrupted prefetching, if any."""
-        return self._error if isinstance(self._error, WorkerDiedError | VllmError) else None
+        return self._error if isinstance(self._error, WorkerDiedError | EngineError) else None
 
     def next_batch(self, step: int) -> RolloutBatch:
         """The batch of a step (1-based): prefetched during the step before, or collected now."""

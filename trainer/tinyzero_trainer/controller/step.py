@@ -24,7 +24,7 @@ from tinyzero_trainer.controller.signal_monitor import SignalMonitor
 from tinyzero_trainer.controller.skipped_updates import SkippedUpdates
 from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.controller.step_metrics import batch_metrics, staleness_metrics, timing_metrics, trained_tokens
-from tinyzero_trainer.errors import VllmError, WorkerDiedError
+from tinyzero_trainer.errors import EngineError, WorkerDiedError
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.monitoring.performance import StepTimer, memory_metrics, peak_flops, utilization
 from tinyzero_trainer.rewards.score import part_columns
@@ -104,7 +104,7 @@ class TrainingStep:
     def sync_weights(self, version: int, prefetch: "Future[RolloutBatch] | None") -> None:
         """Let the engine take over the new weights, unless prefetching has shown that it failed."""
         failed = None if prefetch is None or not prefetch.done() else prefetch.exception()
-        if not isinstance(failed, WorkerDiedError | VllmError):
+        if not isinstance(failed, WorkerDiedError | EngineError):
             moving = self.workers.display.activity("passing the weights to the rollout engine")
             with moving, catch_out_of_memory("the rollout engine took over the weights"):
                 self.collector.load_weights(version)

@@ -12,7 +12,7 @@ from itertools import pairwise
 from threading import Event, Lock
 from typing import Any
 
-from tinyzero_trainer.errors import EngineDiedError, VllmError, WorkerDiedError
+from tinyzero_trainer.errors import EngineDiedError, EngineError, WorkerDiedError
 from tinyzero_trainer.executors.ray.base_actor import ActorHandle
 from tinyzero_trainer.executors.ray.calls import TICK_SECONDS, gather
 from tinyzero_trainer.executors.ray.cluster import import_ray
@@ -70,7 +70,7 @@ class RemoteEngine(RolloutEngine):
         with self._one_at_a_time:
             try:
                 yield
-            except (WorkerDiedError, VllmError):
+            except (WorkerDiedError, EngineError):
                 self._failed = True
                 raise
 
@@ -198,7 +198,7 @@ class ColocatedEngines(RemoteEngine):
         With `check_sync`, each engine's log-probabilities are compared with the policy's after each weight sync.
 
         Raises:
-            VllmError: one does not start, or has other weights than the policy.
+            EngineError: one does not start, or has other weights than the policy.
         """
         self._ranks, self._engine_ranks, self._report, self._check_sync = ranks, engine_ranks, report, check_sync
         self._build(engine_ranks)

@@ -62,7 +62,7 @@ class TrainerActors:
         """Compare the engine of a rank with the policy, whose log-probabilities all ranks compute together.
 
         Raises:
-            VllmError: the engine has other weights.
+            EngineError: the engine has other weights.
         """
         actor = self.actors[rank]
         with self._lock:
