@@ -52,12 +52,19 @@ class Run(SimpleNamespace):
             saved_config=TrainConfig(run=RunConfig(output="a run")),
             stop=StopFlag(),
             state=SimpleNamespace(step=7),
-            workers=SimpleNamespace(check=lambda: None, display=SimpleNamespace(warn=lambda line: None)),
+            workers=SimpleNamespace(check=lambda: None, display=SimpleNamespace(warn=self.warn)),
             attempts=0,
+            warned=[],
+            fails=None,
         )
+
+    def warn(self, line: str) -> None:
+        self.warned.append(line)
 
     def save(self, step: Any) -> None:
         self.attempts += 1
+        if self.fails:
+            raise self.fails
         (self.run.checkpoints / f"step_{self.state.step}").mkdir()
 
     @property
@@ -108,6 +115,23 @@ def test_an_error_before_the_first_step_saves_nothing(error: TinyZeroError, run:
     with pytest.raises(type(error), match=r"^it failed; nothing has been saved yet: start again$"):
         run.end(error)
     assert not run.attempts
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_an_unexpected_error_saves_what_is_whole_and_says_how_to_resume(whole: bool, run: Run) -> None:
+    with pytest.raises(KeyError, match=r"^'oops'$"):
+        run.end(KeyError("oops"), intact=whole)
+    resume = "resume with: tinyzero train --output 'a run' --resume"
+    assert run.warned == [f"an error ends the run; step {7 if whole else 5} is saved; {resume}"]
+
+
+@pytest.mark.parametrize("error", [KeyError("oops"), VllmError("oops")])
+@pytest.mark.parametrize("fails", [CheckpointError("no room"), ValueError("no room")])
+def test_a_save_that_fails_does_not_hide_why_the_run_ended(error: Exception, fails: Exception, run: Run) -> None:
+    run.fails = fails
+    with pytest.raises(type(error), match="oops"):
+        run.end(error)
+    assert run.warned[0] == "the run could not be saved as a whole: no room"
 
 
 @pytest.mark.parametrize("step", [0, 7])

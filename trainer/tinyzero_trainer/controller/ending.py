@@ -48,10 +48,9 @@ def ending(session: Session, stepper: Stepper) -> Iterator[None]:
         except StopRequested:
             session.save(stepper)
             raise
-        except TinyZeroError as error:
-            # A whole step may not be saved yet.
-            if error.policy_intact and stepper.policy_intact and session.state.step:
-                session.save(stepper)
+        except Exception as error:  # of any type: a whole step may not be saved yet
+            if getattr(error, "policy_intact", True) and stepper.policy_intact and session.state.step:
+                _save_after(error, session, stepper)
             raise
     except StopRequested:
         assert stop.signal is not None
@@ -63,6 +62,18 @@ def ending(session: Session, stepper: Stepper) -> Iterator[None]:
         if stop.signal is None:
             raise
         raise Stopped(stop.signal, f"with an error: {error}") from error
+    except Exception:
+        session.workers.display.warn(f"an error ends the run; {how_to_resume(session.run, session.saved_config)}")
+        raise
+
+
+def _save_after(error: Exception, session: Session, stepper: Stepper) -> None:
+    """Save a run that an error ends; what else fails meanwhile is a warning."""
+    try:
+        session.save(stepper)
+    except Exception as another:  # of any type, as the first may have broken anything
+        if str(another) != str(error):
+            session.workers.display.warn(f"the run could not be saved as a whole: {another}")
 
 
 def report(session: Session, evaluation: HeldOutEvaluation, *, last: int) -> TrainResult:

@@ -73,6 +73,7 @@ def gather(
         if "gloo" in str(failure.cause) or type(failure.cause).__name__ in LOST:
             end = f"has lost its connection to another rank ({first_line(failure.cause)})"
             raise WorkerDiedError(actor.name, end, policy_intact=False) from failure
+        failure.policy_intact = policy_intact and not actor.trains  # other ranks may still wait for this one
         raise failure
     return [results[reference] for _, reference in calls]
 
