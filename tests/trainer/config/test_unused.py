@@ -21,7 +21,7 @@ UNUSED = [
     ("algorithm.advantage_estimator=raft algorithm.kl_coefficient=0.1 algorithm.kl_placement=reward",
      "uses no rewards"),
     ("model.teacher=tiny", "algorithm.advantage_estimator='grpo' has no teacher; take on_policy_distillation"),
-    ("critic.learning_rate=1e-3", "algorithm.advantage_estimator='grpo' has no critic; take gae"),
+    ("critic.learning_rate=1e-3", "estimator='grpo' has no critic; take gae, or your own that needs one"),
     ("algorithm.kl_estimator=k1", "algorithm.kl_coefficient=0 leaves the KL out"),
     ("algorithm.kl_coefficient=0.1 algorithm.kl_placement=reward algorithm.kl_estimator=k3+", "only the value counts"),
     ("algorithm.clip_ratio_high=0.3", "a single update per batch has nothing to clip"),

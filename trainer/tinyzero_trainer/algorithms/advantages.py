@@ -14,7 +14,7 @@ from torch import Tensor
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.kinds import ESTIMATORS, estimator_of
-from tinyzero_trainer.algorithms.user_functions import load_function, try_out
+from tinyzero_trainer.algorithms.user_functions import call_own, load_function
 from tinyzero_trainer.utils import jagged
 
 STD_EPSILON = 1e-6
@@ -31,10 +31,10 @@ def find_estimator(name: str) -> AdvantageFunction:
     function, needs = load_function(key, name), estimator_of(name).needs
 
     def checked(batch: TrainingBatch) -> Tensor:
-        advantages, tokens = function(batch), int(batch.lengths.sum())
-        if getattr(advantages, "shape", None) != (tokens,):
+        advantages, tokens = call_own(key, name, function, batch), int(batch.lengths.sum())
+        if getattr(advantages, "shape", None) != (tokens,) or not advantages.is_floating_point():
             returned = f"{key}={name} returned {advantages!r:.60}"
-            raise SettingsError(f"{returned}, expected a tensor with one advantage for each of {tokens} tokens")
+            raise SettingsError(f"{returned}, expected a float tensor with an advantage for each of {tokens} tokens")
         return advantages
 
     lengths, tokens = torch.tensor([2, 1, 1, 3]), torch.linspace(-2.0, -0.5, 7)
@@ -48,7 +48,8 @@ def find_estimator(name: str) -> AdvantageFunction:
     }
     for need in needs:
         batch = replace(batch, **columns[need])
-    try_out(key, name, lambda: checked(batch))
+    if not (advantages := checked(batch)).isfinite().all():
+        raise SettingsError(f"{key}={name} is not finite on a few synthetic tokens: {advantages}")
     return checked
 
 

@@ -1,16 +1,17 @@
 """Which advantage estimators and policy losses there are, and what each needs. No torch in here.
 
 The configuration is checked against these records, and a step adds the batch columns that they list. A function of your
-own, which a setting names by its file or module, declares what it needs if you decorate it with an `Estimator`.
+own, which a setting names by its file or module, declares what it needs if `Estimator` or `Loss` decorates it.
 """
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
 from tinyzero_trainer.algorithms.user_functions import load_function
 
 F = TypeVar("F", bound=Callable[..., Any])
+K = TypeVar("K", bound="Kind")
 
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 
@@ -18,9 +19,28 @@ Need = Literal["critic", "teacher", "greedy", "parts", "old_logprobs"]
 """Columns of a `TrainingBatch`: `values` of a critic, `teacher_logprobs`, `greedy_rewards`, `reward_parts` with their
 weights, and `old_logprobs` before the update."""
 
+CLIPPING = ("algorithm.clip_ratio_low", "algorithm.clip_ratio_high", "algorithm.dual_clip_c")
+
+
+class Kind:
+    """What is said of an estimator or a loss; as a decorator, of the user's function under it."""
+
+    __slots__ = ()
+
+    def __call__(self, function: F) -> F:
+        setattr(function, type(self).__name__.lower(), self)
+        return function
+
+    def check(self, field: str, known: Collection[str]) -> None:
+        """Raise a ValueError if a field is anything else than a set of known names."""
+        given, kind = getattr(self, field), type(self).__name__
+        if not isinstance(given, Set) or given - {*known}:  # a function, where the decorator has no parentheses
+            example = f"a set such as @{kind}({field}={{{next(iter(known))!r}}})"
+            raise ValueError(f"@{kind} got {field}={given!r:.60}, expected {example}; known: {', '.join(known)}")
+
 
 @dataclass(frozen=True, slots=True)
-class Estimator:
+class Estimator(Kind):
     """What an advantage estimator needs; decorate a function of your own with it to declare its needs.
 
     Example:
@@ -39,12 +59,9 @@ class Estimator:
     only_correct: bool = False  # completions that are not correct are masked
 
     def __post_init__(self) -> None:
-        if unknown := self.needs - {*get_args(Need)}:
-            raise ValueError(f"an estimator cannot need {sorted(unknown)}; known: {', '.join(get_args(Need))}")
-
-    def __call__(self, function: F) -> F:
-        function.estimator = self  # type: ignore[attr-defined]
-        return function
+        self.check("needs", get_args(Need))
+        accepts = ("algorithm.max_accepted",) if self.only_correct else ()
+        self.check("settings", ("algorithm.gamma", "algorithm.gae_lambda", *accepts))
 
 
 ESTIMATORS: Mapping[str, Estimator] = {
@@ -63,14 +80,17 @@ ESTIMATORS: Mapping[str, Estimator] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
-    """What a policy loss reads."""
+class Loss(Kind):
+    """What a policy loss reads; decorate a function of your own with it to declare that."""
 
-    settings: Set[str] = frozenset({"algorithm.clip_ratio_low", "algorithm.clip_ratio_high", "algorithm.dual_clip_c"})
+    settings: Set[str] = frozenset(CLIPPING)
     """The loss-specific settings that it reads."""
 
     staleness_objection: str = ""
     """Why its ratio does not correct for samples of older weights; empty if it does."""
+
+    def __post_init__(self) -> None:
+        self.check("settings", CLIPPING)
 
 
 POLICY_LOSSES: Mapping[str, Loss] = {
@@ -84,7 +104,16 @@ POLICY_LOSSES: Mapping[str, Loss] = {
 
 def estimator_of(name: str) -> Estimator:
     """The estimator of this name, or what a user's function declares itself to be; a SettingsError if there is none."""
-    if name in ESTIMATORS:
-        return ESTIMATORS[name]
     undeclared = Estimator(settings={"algorithm.gamma", "algorithm.gae_lambda"})  # it may read them
-    return getattr(load_function("algorithm.advantage_estimator", name), "estimator", undeclared)
+    return _kind_of("algorithm.advantage_estimator", name, ESTIMATORS, undeclared)
+
+
+def loss_of(name: str) -> Loss:
+    """The policy loss of this name, or what a user's function declares; a SettingsError if there is none."""
+    return _kind_of("algorithm.policy_loss", name, POLICY_LOSSES, Loss())
+
+
+def _kind_of(key: str, name: str, built_in: Mapping[str, K], undeclared: K) -> K:
+    if name in built_in:
+        return built_in[name]
+    return getattr(load_function(key, name), type(undeclared).__name__.lower(), undeclared)

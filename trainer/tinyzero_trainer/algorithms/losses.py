@@ -14,7 +14,7 @@ from torch import Tensor
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.algorithms.kinds import POLICY_LOSSES, Aggregation
 from tinyzero_trainer.algorithms.kl import bounded_ratio
-from tinyzero_trainer.algorithms.user_functions import load_function, try_out
+from tinyzero_trainer.algorithms.user_functions import call_own, load_function
 from tinyzero_trainer.utils import jagged
 
 
@@ -51,7 +51,7 @@ def find_policy_loss(name: str) -> LossFunction:
     function = load_function(key, name)
 
     def checked(logprobs: Tensor, inputs: LossInputs) -> PolicyLoss:
-        result = function(logprobs, inputs)
+        result = call_own(key, name, function, logprobs, inputs)
         if not isinstance(result, PolicyLoss):
             raise SettingsError(f"{key}={name} returned {type(result).__name__}, expected a PolicyLoss")
         for field in ("loss", "ratio", "clipped"):
@@ -65,8 +65,7 @@ def find_policy_loss(name: str) -> LossFunction:
     logprobs = torch.tensor([-1.0, -2.0, -0.5, -3.0, -0.1], requires_grad=True)
     old_logprobs = logprobs.detach() + torch.tensor([0.0, 0.1, -0.1, 0.5, 0.0])
     inputs = LossInputs(old_logprobs, torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0]), torch.tensor([2, 3]), 0.2, 0.2, 3.0)
-    loss = try_out(key, name, lambda: checked(logprobs, inputs)).loss
-    if not loss.requires_grad:
+    if not checked(logprobs, inputs).loss.requires_grad:
         raise SettingsError(f"{key}={name} has no gradient with respect to log π: is there a detach() too many?")
     return checked
 

@@ -3,6 +3,7 @@
 A file may be a task file. No torch in here.
 """
 
+import hashlib
 import importlib
 import importlib.util
 import sys
@@ -10,12 +11,12 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from tinyzero_sdk.errors import SettingsError
+from tinyzero_sdk.errors import SettingsError, describe_error
 from tinyzero_sdk.tasks.local_packages import execute
 
 
-def check_name(key: str, name: str, built_in: Collection[str]) -> None:
-    """Raise a ValueError if `name`, the value of a setting, is neither built in nor says where a function is."""
+def checked_name(key: str, name: str, built_in: Collection[str]) -> str:
+    """`name`, the value of a setting, a file by its absolute path; a ValueError if it is neither that nor built in."""
     place, _, function = name.rpartition(":")
     if name not in built_in and not (place and function.isidentifier()):
         mine = f"my_{key.rpartition('_')[2]}"
@@ -23,6 +24,14 @@ def check_name(key: str, name: str, built_in: Collection[str]) -> None:
             f"{key}={name!r} is unknown; known: {', '.join(built_in)}, or your own function by its file or module, "
             f"such as ./{mine}.py:{mine}"
         )
+    return f"{Path(place).expanduser().absolute()}:{function}" if place.endswith(".py") else name
+
+
+def version_of(name: str) -> str:
+    """A hash of the file that a user's function is in."""
+    place = name.rpartition(":")[0]
+    spec = None if place.endswith(".py") else importlib.util.find_spec(place)
+    return hashlib.sha256(Path((spec and spec.origin) or place).read_bytes()).hexdigest()
 
 
 def check_place(key: str, name: str) -> None:
@@ -43,18 +52,21 @@ def load_function(key: str, name: str) -> Callable[..., Any]:
         else:
             module = importlib.import_module(place)
     except Exception as error:  # a user's module may raise anything
-        raise SettingsError(f"{key}={name} cannot be imported: {error!r}") from error
+        raise SettingsError(f"{key}={name} cannot be imported: {_described(error)}") from error
     function = getattr(module, attribute, None)
     if not callable(function):
         raise SettingsError(f"{key}={name}: {place} has no function {attribute!r}")
     return function
 
 
-def try_out(key: str, name: str, call: Callable[[], Any]) -> Any:
-    """The result of a trial of a user's function on a few synthetic tokens, before a model is loaded."""
+def call_own(key: str, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What the user's function `key=name` returns; a SettingsError with its error and the line if it fails."""
     try:
-        return call()
-    except SettingsError:
-        raise
+        return function(*arguments)
     except Exception as error:  # a user's function may raise anything
-        raise SettingsError(f"{key}={name} failed on a few synthetic tokens: {error!r}") from error
+        raise SettingsError(f"{key}={name} failed: {_described(error)}") from error
+
+
+def _described(error: Exception) -> str:
+    """An error of a user's code, with the user's last line; the first frame is that of this file."""
+    return describe_error(error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))

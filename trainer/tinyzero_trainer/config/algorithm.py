@@ -15,18 +15,20 @@ from tinyzero_trainer.algorithms.kinds import (
     Loss,
     Need,
     estimator_of,
+    loss_of,
 )
 from tinyzero_trainer.algorithms.schedules import Decay, decayed, warmed_up
-from tinyzero_trainer.algorithms.user_functions import check_name
+from tinyzero_trainer.algorithms.user_functions import checked_name, version_of
 from tinyzero_trainer.config.settings import RESUMABLE, SINGLE_UPDATE, SMALLER, Option, ReadBy, TradesMemory, UsedIf
 from tinyzero_trainer.utils.bounds import Auto, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 KlEstimator = Literal["exact", "k1", "abs", "k2", "k3", "k1+", "abs+", "k3+"]
 
-_ESTIMATOR, _LOSS = (f"algorithm.{kind}={{algorithm.{kind}!r}}" for kind in ("advantage_estimator", "policy_loss"))
-_DISCOUNTS = ReadBy("algorithm.estimator", f"{_ESTIMATOR} discounts nothing")
-_VALUES = ReadBy("algorithm.estimator", f"{_ESTIMATOR} has no critic")
-_ACCEPTS = ReadBy("algorithm.estimator", f"{_ESTIMATOR} trains on wrong completions too; take raft")
+_NAMES = ("algorithm.advantage_estimator", "algorithm.policy_loss")
+_ESTIMATOR, _LOSS = (f"{name}={{{name}!r}}" for name in _NAMES)
+_DISCOUNTS = ReadBy("algorithm.estimator", f"{_ESTIMATOR} discounts nothing", _NAMES[0])
+_VALUES = ReadBy("algorithm.estimator", f"{_ESTIMATOR} has no critic", _NAMES[0])
+_ACCEPTS = ReadBy("algorithm.estimator", f"{_ESTIMATOR} trains on wrong completions too; take raft", _NAMES[0])
 _REWARDS = UsedIf("algorithm.estimator.uses_rewards", f"{_ESTIMATOR} uses no rewards; leave the KL in the loss")
 _KL = UsedIf("algorithm.kl_coefficient", "algorithm.kl_coefficient=0 leaves the KL out")
 _FIXED = UsedIf(lambda c: c.algorithm.kl_target is None, "with algorithm.kl_target the coefficient adapts")
@@ -37,8 +39,8 @@ _VALUE_COUNTS = UsedIf(
     "or k3",
 )
 _RATIO = UsedIf(lambda c: not c.optimizer.single_update or c.old_logprobs_source == "engine", SINGLE_UPDATE)
-_CLIPS = ReadBy("algorithm.loss", f"{_LOSS} clips nothing")
-_DUAL_CLIP = ReadBy("algorithm.loss", f"{_LOSS} has no dual clip")
+_CLIPS = ReadBy("algorithm.loss", f"{_LOSS} clips nothing", _NAMES[1])
+_DUAL_CLIP = ReadBy("algorithm.loss", f"{_LOSS} has no dual clip", _NAMES[1])
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,7 @@ class AlgorithmConfig:
 
     def __post_init__(self) -> None:
         for key, built_in in (("advantage_estimator", ESTIMATORS), ("policy_loss", POLICY_LOSSES)):
-            if (name := getattr(self, key)) not in built_in:
-                check_name(f"algorithm.{key}", name, built_in)
+            object.__setattr__(self, key, checked_name(f"algorithm.{key}", getattr(self, key), built_in))
         if self.needs("parts") and self.kl_in_reward:
             raise ValueError(
                 f"algorithm.kl_placement='reward': {self.advantage_estimator} takes the parts of the score alone; "
@@ -114,12 +115,17 @@ class AlgorithmConfig:
     @property
     def estimator(self) -> Estimator:
         """What the advantage estimator needs."""
-        return ESTIMATORS.get(self.advantage_estimator) or estimator_of(self.advantage_estimator)
+        return estimator_of(self.advantage_estimator)
 
     @property
     def loss(self) -> Loss:
         """What the policy loss reads."""
-        return POLICY_LOSSES.get(self.policy_loss, Loss())
+        return loss_of(self.policy_loss)
+
+    @property
+    def own_functions(self) -> dict[str, str]:
+        """The versions of the user's own functions, by name."""
+        return {name: version_of(name) for name in (self.advantage_estimator, self.policy_loss) if ":" in name}
 
     def needs(self, need: Need) -> bool:
         """Whether the advantage estimator needs this."""
@@ -210,7 +216,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class CriticConfig:
-    """The value model of `algorithm.advantage_estimator=gae`.
+    """The value model of `algorithm.advantage_estimator=gae`, or of your own estimator that needs one.
 
     It is made from the policy's own checkpoint.
     """

@@ -60,9 +60,19 @@ class ReadBy:
     reason: str
     """Why the other kinds do not read it, with settings in braces."""
 
+    named_by: str = ""
+    """The setting that names the kind, if it may be a user's own function: that declares what it reads."""
+
     def holds(self, config: Any, key: str) -> bool:
         """Whether the chosen kind lists the setting `key`."""
         return not {key, key.partition(".")[0]}.isdisjoint(attrgetter(self.kind)(config).settings)
+
+    def why(self, config: Any, key: str) -> str:
+        """Why the chosen kind does not read the setting `key`."""
+        if not self.named_by or ":" not in (name := attrgetter(self.named_by)(config)):
+            return self.reason.format_map(vars(config))
+        declared = f"@{type(attrgetter(self.kind)(config)).__name__}(settings={{{key!r}}})"
+        return f"{self.named_by}={name!r} does not say that it reads it; if it does, declare it with {declared}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +187,7 @@ def why_unused(config: Any, key: str) -> str | None:
             if isinstance(switch, str) and (reason := why_unused(config, switch)):
                 return reason
             if not entry.holds(config, key):
-                return entry.reason.format_map(vars(config))
+                return entry.why(config, key) if isinstance(entry, ReadBy) else entry.reason.format_map(vars(config))
     return None
 
 

@@ -96,7 +96,8 @@ class TrainConfig:
         CriticConfig,
         UsedIf(
             lambda c: c.algorithm.needs("critic"),
-            "algorithm.advantage_estimator={algorithm.advantage_estimator!r} has no critic; take gae",
+            "algorithm.advantage_estimator={algorithm.advantage_estimator!r} has no critic; take gae, or your own "
+            "that needs one",
         ),
     ] = field(default_factory=CriticConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import tomli_w
 import torch
@@ -79,12 +80,17 @@ class Checkpointer:
     """Writes the checkpoints of a run."""
 
     def __init__(
-        self, config: TrainConfig | SftConfig, run: RunDirectory, workers: Workers, *, saved_step: int | None = None
+        self, config: TrainConfig | SftConfig, run: RunDirectory, workers: Workers, saved: SavedRun | None = None
     ) -> None:
-        """`saved_step` is that of the newest checkpoint, from which the run was resumed."""
+        """`saved` is the newest checkpoint, from which the run was resumed; warns of functions that changed since."""
         assert workers.policy is not None
         self.config, self.run, self.workers, self.policy = config, run, workers, workers.policy
-        self._saved_step, self._timing = saved_step, dict[str, float]()
+        self._saved_step, self._timing = None if saved is None else saved.state.step, dict[str, float]()
+        self._functions = {} if isinstance(config, SftConfig) else config.algorithm.own_functions
+        before: Any = {} if saved is None else saved.checkpoint.meta.get("functions", {})
+        for name, version in self._functions.items():
+            if before.get(name, version) != version:
+                workers.display.warn(f"the file of {name} has changed since step {self._saved_step:,} was saved")
 
     def save(self, state: TrainerState, save_ahead: Callable[[Path], None]) -> None:
         """Save a checkpoint of the present step, unless there is one; `save_ahead` writes what later steps have."""
@@ -110,6 +116,7 @@ class Checkpointer:
             "tasks": {name: task.task.version for name, task in workers.tasks.items()},
             "torch": torch.__version__,
             "world_size": self.policy.world_size,
+            **({"functions": self._functions} if self._functions else {}),
         }
         root, keep = self.run.checkpoints, self.config.checkpoint.keep
         with workers.display.activity("saving a checkpoint"):

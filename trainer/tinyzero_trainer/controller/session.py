@@ -151,7 +151,7 @@ def open_session(
             state=state,
             saved=saved,
             stop=stop,
-            checkpointer=Checkpointer(saved_config, run, workers, saved_step=None if saved is None else state.step),
+            checkpointer=Checkpointer(saved_config, run, workers, saved),
             log=log,
             completions=completions,
             trackers=trackers,

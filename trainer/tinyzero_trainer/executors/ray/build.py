@@ -108,16 +108,10 @@ def build_workers(
 def with_absolute_paths(config: TrainConfig) -> TrainConfig:
     """The same with absolute paths, since actors have other working directories.
 
-    Names on the Hugging Face Hub and of modules stay as they are; tasks carry the absolute path of their file.
+    Names on the Hugging Face Hub stay as they are; tasks carry the absolute path of their file.
     """
     path, teacher = map(_absolute_model, (config.model.path, config.model.teacher))
     config = replace(config, model=replace(config.model, path=path, teacher=teacher))
-    functions: dict[str, Any] = {}
-    for field in ("advantage_estimator", "policy_loss"):
-        file, _, function = getattr(config.algorithm, field).rpartition(":")
-        if file.endswith(".py"):
-            functions[field] = f"{_absolute(file)}:{function}"
-    config = replace(config, algorithm=replace(config.algorithm, **functions))
     return replace(config, run=replace(config.run, output=_absolute(config.run.output)))
 
 
