@@ -272,4 +272,4 @@ class Judge:
 
 def _defused(text: str) -> str:
     """The text without what could leave its block: marks of chat templates are broken, and it can be sent as UTF-8."""
-    return _CONTROL.sub(lambda found: f"{found[0]} ", text).encode("utf-8", "replace").decode()
+    return _CONTROL.sub(lambda mark: f"{mark[0]} ", text).encode("utf-8", "replace").decode()

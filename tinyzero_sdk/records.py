@@ -158,7 +158,7 @@ class ScoreColumns:
         self.answers += others.answers
 
     def without_failures(self) -> Self:
-        """With no value where the scorer failed: that says nothing of the completion, and may pass."""
+        """The scores without a value where the scorer failed: that says nothing of the completion, and may pass."""
         pairs = zip(self.values, self.reasons, strict=True)
         return replace(self, values=[None if reason in SCORER_FAILURES else value for value, reason in pairs])
 

@@ -38,7 +38,7 @@ def make_taskset(task: Task | str, *, workers: int = 0, timeout: float = 5.0) ->
         """One problem."""
 
         ground_truth: Any
-        """For the scorer; the model does not see it."""
+        """The ground truth for the scorer; the model does not see it."""
 
     class TinyZeroTask(vf.Task[TinyZeroData]):
         """One problem and its reward."""
@@ -51,7 +51,7 @@ def make_taskset(task: Task | str, *, workers: int = 0, timeout: float = 5.0) ->
             return score.value
 
     class TinyZeroConfig(vf.TasksetConfig):
-        """Which problems to load."""
+        """The problems to load."""
 
         size: int = 1000
         """Number of problems."""

@@ -95,7 +95,7 @@ def _change(difference: "Difference") -> tuple[str, str]:
 
 
 def _format(difference: "Difference") -> str:
-    """That of a number that is no fraction; empty for a fraction."""
+    """The format of a difference of numbers; empty for one of fractions."""
     from tinyzero_sdk.scoring.compare import is_fraction
 
     return "" if is_fraction(difference.name) else ",.1f" if difference.name == "tokens" else ".3f"

@@ -104,16 +104,16 @@ def sample(
     """Show a few problems of a task: prompt, ground truth, gold completion and demonstration with their scores."""
     opened = load_task_with_overrides(*one_task(task, overrides))
     items = iterate_split(opened, split, size=count, seed=seed, test_fraction=test_fraction)
-    problems = [_describe(opened, item, template, seed + place) for place, item in enumerate(items)]
+    problems = [_describe(opened, item, template, seed + index) for index, item in enumerate(items)]
     if json:
         print_json(problems)
     else:
         for number, problem in enumerate(problems, 1):
             _show_problem(f"{opened.name} · {split} {number}", problem)
-        if shown := [each["demonstration"] for each in problems if each["demonstration"]]:
-            right = sum(each["reason"] == "ok" for each in shown)
+        if shown := [problem["demonstration"] for problem in problems if problem["demonstration"]]:
+            right = sum(demonstration["reason"] == "ok" for demonstration in shown)
             stdout.print(f"{right:,} of {plural(len(shown), 'demonstration')} right")
-    if any(each["error"] for problem in problems for each in (problem, problem["demonstration"] or problem)):
+    if any(scored["error"] for problem in problems for scored in (problem, problem["demonstration"] or problem)):
         raise typer.Exit(1)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 8020
 MARK = b'<meta name="generator" content="TinyZero">'
-"""Of pages that may be replaced by newer ones."""
+"""The mark of pages that may be replaced by newer ones."""
 
 _HEAD_BYTES = 1000
 

@@ -157,7 +157,10 @@ def _show_details(details: dict[str, Any]) -> None:
     if details["unsafe_scorer"]:
         why = f"unsafe scorer: {details['unsafe_scorer']}; {UNSAFE}"
         stdout.print(f"[yellow]{escape(why)}[/]", soft_wrap=True)
-    options = [(each["key"], each["type"], format_value(each["default"]), each["help"]) for each in details["options"]]
+    options = [
+        (option["key"], option["type"], format_value(option["default"]), option["help"])
+        for option in details["options"]
+    ]
     parts = [
         (f"task.weights.{name}", f"{part['weight']:g}", "{:g} to {:g}".format(*part["range"]), part["description"])
         for name, part in details["parts"].items()

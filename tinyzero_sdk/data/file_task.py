@@ -138,7 +138,7 @@ class FileTask(Task):
         return super().make_prompt(item, template) if prompt is None else prompt
 
     def difficulty(self, item: Item) -> float:
-        """As the row says, else as the task; NaN where neither can tell."""
+        """The difficulty that the row gives, else the task; NaN where neither can tell."""
         if isinstance(item, RowItem) and item.difficulty is not None:
             return item.difficulty
         try:

@@ -94,7 +94,7 @@ def ground_truth_of(row: Mapping[str, Any]) -> Json:
 
 
 def find_ground_truth(row: Mapping[str, Any]) -> Any:
-    """As `ground_truth_of`, of a row that is plain JSON."""
+    """The ground truth of a row that is plain JSON; a DataError if there is none."""
     truth = row.get("ground_truth")
     if truth is None and isinstance(row.get("reward_model"), Mapping):
         truth = row["reward_model"].get("ground_truth")

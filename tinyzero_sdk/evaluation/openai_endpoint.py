@@ -83,7 +83,7 @@ def _with_files(task: Task, request: EvaluationRequest) -> Task:
 
 
 class EndpointSampler:
-    """See `Sampler`. Messages go to the chat endpoint, text to the completions endpoint."""
+    """A `Sampler` whose completions come from an endpoint: of chats for messages, of completions for text."""
 
     def __init__(self, request: EvaluationRequest, options: EndpointOptions, max_tokens: int) -> None:
         self.template = request.template or DEFAULT_TEMPLATE
@@ -103,7 +103,11 @@ class EndpointSampler:
         }
 
     def sample(self, problems: Sequence[Problem], keep: Keep, advance: Callable[[int], None]) -> None:
-        """See `Sampler`; an EndpointError where a request failed for good."""
+        """Sample the missing completions of all problems, and pass each to `keep` as it arrives.
+
+        Raises:
+            EndpointError: a request failed for good.
+        """
         asyncio.run(self._sample_all([problem for problem in problems if problem.missing], keep))
 
     async def _sample_all(self, problems: Sequence[Problem], keep: Keep) -> None:

@@ -66,7 +66,7 @@ class CompletionFile:
     path: Path
     index: pa.Table
     metadata: pq.FileMetaData | None = None
-    """Of a Parquet file all of whose rows are scored: reading it takes longer than a row group."""
+    """The metadata of a Parquet file all of whose rows are scored: reading it takes longer than a row group."""
 
     ignored: Mapping[str, int] = field(default_factory=dict)  # rows that are left out, by what they lack
 
@@ -208,7 +208,7 @@ class Completions:
             rows = self.index.select([*keys, "reason"]).take(pa.array(places))
             reasons = pc.value_counts(rows["reason"].combine_chunks()).to_pylist()
             first = rows.slice(0, 1).to_pylist()[0]
-            of_level = {names[one]: places[level[places] == one] for one in np.unique(level[places]) if one >= 0}
+            of_level = {names[code]: places[level[places] == code] for code in np.unique(level[places]) if code >= 0}
             evaluations.append(
                 {name: first[name] for name in keys}
                 | _accuracy(correct[places], problems[places])
@@ -252,7 +252,7 @@ class Completions:
         return self.index[name].combine_chunks().cast(pa.float32()).to_numpy(zero_copy_only=False)
 
     def _starts(self) -> np.ndarray:
-        """[files] the place of the first row of each."""
+        """[files] the index of the first row of each."""
         return np.cumsum([0, *(len(file.index) for file in self.files)])[:-1]
 
 
@@ -265,7 +265,7 @@ def _search(files: Sequence[CompletionFile], text: str) -> np.ndarray:
 
 def _contain(columns: Sequence[pa.Array | pa.ChunkedArray], text: str) -> np.ndarray:
     """[n] whether any of the columns has a text, in any case."""
-    found = np.zeros(len(columns[0]), bool)
+    contained = np.zeros(len(columns[0]), bool)
     for column in columns:
         column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         values = column.dictionary if pa.types.is_dictionary(column.type) else column
@@ -273,8 +273,8 @@ def _contain(columns: Sequence[pa.Array | pa.ChunkedArray], text: str) -> np.nda
         if values is not column:
             codes = column.indices.fill_null(len(hits)).to_numpy()
             hits = np.append(hits, False)[codes]
-        found |= hits
-    return found
+        contained |= hits
+    return contained
 
 
 def read_completions(paths: Sequence[Path]) -> Completions:

@@ -156,7 +156,7 @@ def _rounded(value: Any) -> Any:
         return float(f"{value:.4g}")
     if isinstance(value, list) and value and isinstance(value[0], tuple):  # a map of Arrow
         return dict(value)
-    return [_rounded(one) for one in value] if isinstance(value, list) else value
+    return [_rounded(entry) for entry in value] if isinstance(value, list) else value
 
 
 def _packed(value: Any) -> bytes:

@@ -62,7 +62,7 @@ class Library:
         rows = []
         for name, path in self.paths().items():
             run = Run(name, path, is_run=path.is_dir())  # unread: there may be many, and long ones
-            times = [modified(one) for one in (path, path / METRICS, path / CONFIG, *run.completion_files())]
+            times = [modified(file) for file in (path, path / METRICS, path / CONFIG, *run.completion_files())]
             written = max(times[1:3]) if run.is_run else times[0]  # as `tinyzero runs` sorts them
             rows.append((written, {"name": name, "isRun": run.is_run, "modified": str(max(times))}))
         return [row for _, row in sorted(rows, key=lambda entry: entry[0], reverse=True)]

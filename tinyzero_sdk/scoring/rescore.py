@@ -40,7 +40,7 @@ class ScoreChange:
     new: RowScore
     completion_end: str
     parts: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """By name: the parts of the reward that changed, before and now."""
+    """The parts of the reward that changed, by name, before and now."""
 
     @property
     def is_flip(self) -> bool:
@@ -82,7 +82,7 @@ class RescoreReport:
     flipped: int = 0  # rows whose correctness changed
     other_answer: int = 0  # rows with the same score for another answer
     parts: defaultdict[str, PartChanges] = field(default_factory=lambda: defaultdict(PartChanges))
-    """By name, where the file has the parts of its scores."""
+    """The changes of each part of the reward by name, where the file has such parts."""
 
     reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
     changes: list[ScoreChange] = field(default_factory=list)

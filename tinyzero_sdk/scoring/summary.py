@@ -84,7 +84,8 @@ class Summary:
     mean_length: float | None
     signal: LearningSignal
     at_k: list[AtK] = field(default_factory=list)
-    """For the requested k, else powers of two and the largest number of completions, if any prompt has several."""
+    """Estimates for the requested k, else for powers of two and the largest number of completions, if any prompt has
+    several."""
 
     too_large_k: list[int] = field(default_factory=list)  # requested k for which no prompt has enough completions
     by_difficulty: list[DifficultyBucket] = field(default_factory=list)
@@ -104,7 +105,7 @@ class SummaryBuilder:
     """Collects scores block by block and computes their summary."""
 
     def __init__(self, group_by: str | None = None, pass_at: Sequence[int] = (), *, greedy: bool = False) -> None:
-        """As `ScoringOptions`, with values of k of at most `MOST_DRAWN`."""
+        """The arguments are those of `ScoringOptions`, with values of k of at most `MOST_DRAWN`."""
         self.rows = 0
         self.prompts_by = ""
         self.length_unit = ""

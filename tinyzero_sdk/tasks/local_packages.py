@@ -81,10 +81,10 @@ def import_package(init: Path) -> ModuleType:
     top, *inner = name.split(".")
     loaded = sys.modules.get(top)
     if loaded is not None:
-        place = Path(getattr(loaded, "__file__", None) or ".").resolve()
-        if place != base / top / _INIT:
-            raise BrokenTaskError(f"has the name {top!r} of a module that is already imported, from {place}")
-        for stale in [each for each in sys.modules if each == top or each.startswith(f"{top}.")]:
+        origin = Path(getattr(loaded, "__file__", None) or ".").resolve()
+        if origin != base / top / _INIT:
+            raise BrokenTaskError(f"has the name {top!r} of a module that is already imported, from {origin}")
+        for stale in [module for module in sys.modules if module == top or module.startswith(f"{top}.")]:
             del sys.modules[stale]
     with _without_bytecode():
         for depth in range(len(inner) + 1):
@@ -158,7 +158,7 @@ def execute(name: str, file: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        for imported in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
+        for imported in [module for module in sys.modules if module == name or module.startswith(f"{name}.")]:
             del sys.modules[imported]
         raise
     return module

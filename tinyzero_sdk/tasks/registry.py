@@ -73,7 +73,7 @@ class TaskEntry:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A task that was found but not yet imported."""
+    """A task that is known but not yet imported."""
 
     name: str
     source: str
@@ -278,7 +278,7 @@ def _info(manager: pluggy.PluginManager) -> TaskInfo:
 
 
 def _limited(info: TaskInfo, limits: Any) -> TaskInfo:
-    """With the limits of an asynchronous scorer that the options set."""
+    """The info with the limits of an asynchronous scorer that the options set."""
     if not isinstance(info.limits, ScorerLimits):
         raise BrokenTaskError(f"info() has limits {info.limits!r}, expected ScorerLimits")
     if not isinstance(limits, Mapping):

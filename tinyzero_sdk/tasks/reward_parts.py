@@ -43,7 +43,7 @@ def check_range(what: str, bounds: Any) -> None:
 
 
 def weighted(info: TaskInfo, weights: Any) -> TaskInfo:
-    """With the weights that the options set, and the range of the sum.
+    """The info with the weights that the options set, and the range of the sum.
 
     Raises:
         SettingsError: a part is unknown, or a weight is none.

@@ -27,7 +27,7 @@ class Case:
     ground_truth: Json
     correct: bool
     note: str = ""
-    """Why, or where it was found."""
+    """Why the case is there, or where it comes from."""
 
 
 def read_cases(path: Path) -> list[Case]:

@@ -17,7 +17,7 @@ from tinyzero_sdk.workers.process import ClosesOnExit
 
 DEFAULT_EXAMPLES = 200
 ASYNC_EXAMPLES = 10
-"""For an asynchronous scorer, whose calls may cost money."""
+"""Examples for an asynchronous scorer, whose calls may cost money."""
 
 
 def check_task(

@@ -129,8 +129,8 @@ def lengthen_two(tokens: Tokens, stock: Stock) -> Tokens:
 def shuffle_numbers(tokens: Tokens, stock: Stock) -> Tokens:
     places = _number_places(tokens)
     for count in range(len(places), 1, -1):
-        one, other = places[count - 1], places[stock.choose(count)]
-        tokens[one], tokens[other] = tokens[other], tokens[one]
+        first, second = places[count - 1], places[stock.choose(count)]
+        tokens[first], tokens[second] = tokens[second], tokens[first]
     return tokens
 
 

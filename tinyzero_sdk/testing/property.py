@@ -11,7 +11,7 @@ from tinyzero_sdk.testing.sampling import Draw
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How a task fails a property, with the smallest example found."""
+    """How a task fails a property, with the smallest example."""
 
     got: str
     expected: str

@@ -274,7 +274,7 @@ class TaskUnderTest(ClosesOnExit):
     # Searching
 
     def search(self, prop: Property) -> Failure | None:
-        """The smallest counterexample found to a property of completions: of those it lists, or else of those drawn."""
+        """The smallest counterexample to a property of completions: of those it lists, or else of those drawn."""
         until = time.monotonic() + SEARCH_SECONDS
         failing = self._shortest(prop, prop.completions(self), until) if prop.completions else None
         if failing is None and prop.draw is not None:

@@ -57,9 +57,9 @@ function completionsView() {
     const ask = ++asked;
     const offset = Number(state.offset);
     const waiting = setTimeout(() => replace(list, empty("Searching …", "")), 500);
-    const found = await source.query(run.name, filters(), offset, PAGE_ROWS).finally(() => clearTimeout(waiting));
+    const matches = await source.query(run.name, filters(), offset, PAGE_ROWS).finally(() => clearTimeout(waiting));
     if (ask !== asked) return undefined; // a later question has been asked
-    ({ rows, total } = found);
+    ({ rows, total } = matches);
     if (total && offset >= total) return show({ offset: total - 1 - ((total - 1) % PAGE_ROWS) });
     const columns = COLUMNS.filter(([name]) => (name === "task" ? run.facets.task.length > 1 : name === "split" || rows.some((row) => row[name] !== null)));
     const sorted = filters();
@@ -84,9 +84,9 @@ function completionsView() {
     if (!state.row) return replace(detail);
     const [row] = await source.texts(run.name, [state.row]);
     if (!row) return replace(detail, close(), empty("This completion is not there any more.", "A run in progress may have merged its files."));
-    const found = await source.query(run.name, { problem: row.problem, sort: "step" }, 0, MOST_OF_PROBLEM);
+    const matches = await source.query(run.name, { problem: row.problem, sort: "step" }, 0, MOST_OF_PROBLEM);
     if (row.id !== state.row) return undefined;
-    siblings = found.rows;
+    siblings = matches.rows;
     const group = siblings.filter((one) => sameSet(one, row));
     const beside = h("button", { type: "button", "aria-pressed": state.beside !== "", onclick: () => show({ beside: state.beside ? "" : "1" }) }, "Side by side");
     const facts = [["Score", short(row.score)], ...Object.entries(row.parts ?? {}).map(([name, value]) => [name, short(value)]), ["Advantage", row.advantage === null ? null : short(row.advantage)], ["Tokens", row.num_tokens === null ? null : count(row.num_tokens)], ["Difficulty", row.difficulty === null ? null : short(row.difficulty)], ["Answer", row.answer]];
@@ -96,7 +96,7 @@ function completionsView() {
       h("h3", {}, "Prompt"), promptOf(row.prompt),
       h("h3", {}, "Completion", shading(row)), !shading(row) && run.withTokens < run.kept && h("p", { className: "hint" }, `Tokens are shaded in the first ${count(run.withTokens)} completions of this file; “tinyzero view” shades all.`), completionOf(row),
       h("h3", {}, "Ground truth"), h("pre", { className: "text" }, row.ground_truth ?? "–"),
-      h("h3", {}, `Same problem: ${plural(found.total, "completion")}`, h("span", { className: "tools" }, siblings.length > 1 && beside, row.problem !== null && h("button", { type: "button", onclick: () => change({ problem: row.problem, sort: undefined }) }, "List"))),
+      h("h3", {}, `Same problem: ${plural(matches.total, "completion")}`, h("span", { className: "tools" }, siblings.length > 1 && beside, row.problem !== null && h("button", { type: "button", onclick: () => change({ problem: row.problem, sort: undefined }) }, "List"))),
       followed(row), state.beside && (await besideOf(run, row, group.length > 1 ? group : siblings)));
     document.getElementById(`row-${row.id}`)?.scrollIntoView({ block: "nearest" });
     return undefined;

@@ -118,11 +118,11 @@ function figuresOf(panel, runs) {
 // All the lines of a panel, with their x in the chosen unit. Of several runs the colour tells which.
 function linesOf(panel, runs) {
   const scale = panel.unit === "%" ? 100 : 1, unit = axisName();
-  const found = runs.flatMap((run) => seriesOf(run, panel).map((one) => ({ ...one, run, axis: AXES[unit].value(run) })))
+  const curves = runs.flatMap((run) => seriesOf(run, panel).map((one) => ({ ...one, run, axis: AXES[unit].value(run) })))
     .filter((one) => one.axis?.length && (!panel.only || one.label === panel.only));
-  const labels = [...new Set(found.map((one) => one.label))];
+  const labels = [...new Set(curves.map((one) => one.label))];
   const several = runs.length > 1 && !panel.stack;
-  return found.map((one) => {
+  return curves.map((one) => {
     const xs = one.curve[0].map(unit === "step" ? (step) => step : interpolated([one.run.steps, one.axis]));
     const ys = one.curve[1].map((value) => value * scale);
     const number = labels.indexOf(one.label);

@@ -35,23 +35,23 @@ function evaluationsView() {
   async function drawComparison(a, b, severalTasks) {
     const ask = ++asked;
     if (!a || !b || a === b) return replace(compared, levels([a ?? b].filter(Boolean)));
-    const found = await source.compare([a, b].map((one) => ({ run: one.run.name, filters: filtersOf(one) })));
+    const comparison = await source.compare([a, b].map((one) => ({ run: one.run.name, filters: filtersOf(one) })));
     if (ask !== asked) return undefined;
-    if (!found.problems) return replace(compared, h("h2", {}, "From A to B"), empty("A and B have no problem in common.", "Flips need completions of the same problems."), levels([a, b]));
+    if (!comparison.problems) return replace(compared, h("h2", {}, "From A to B"), empty("A and B have no problem in common.", "Flips need completions of the same problems."), levels([a, b]));
     const sign = (value) => `${value > 0 ? "+" : value < 0 ? "−" : ""}${(100 * Math.abs(value)).toFixed(1)}`;
     const side = (name, one, row) => h("button", { type: "button", className: "link", title: `A completion of ${name}`, onclick: () => open(one, row) }, `${name} ${REASONS[reasonOf(row)]?.mark ?? "·"}`);
     const line = ({ problem, rates, rows }) => h("tr", {}, h("td", { className: "long", title: problem }, problem), h("td", { className: "number" }, percent(rates[0])), h("td", {}, "→"), h("td", { className: "number" }, percent(rates[1])), h("td", { className: "sides" }, side("A", a, rows[0]), side("B", b, rows[1])));
     const flips = (label, { total, first }) => h("section", {}, h("h3", {}, `${label}: ${plural(total, "problem")}`), total ? h("div", { className: "scroll tall" }, h("table", { className: "flips" }, h("tbody", {}, first.map(line)))) : h("p", { className: "hint" }, "None."), total > first.length && h("p", { className: "hint" }, `The first ${first.length}.`));
-    const [accuracy, ...others] = found.metrics;
+    const [accuracy, ...others] = comparison.metrics;
     const written = ({ name }) => ({ "mean score": (value) => value.toFixed(3), tokens: (value) => value.toFixed(1) })[name] ?? percent;
     const signed = (one, value) => (written(one) === percent ? sign(value) : `${value > 0 ? "+" : value < 0 ? "−" : ""}${written(one)(Math.abs(value))}`);
     const metric = (one) => h("tr", {}, h("th", { scope: "row" }, one.name in REASONS ? badge(one.name) : one.name), [one.baseline, one.other].map((value) => h("td", { className: "number" }, written(one)(value))), h("td", { className: "number" }, signed(one, one.difference), written(one) === percent && " pp"), h("td", { className: "number" }, one.interval ? one.interval.map((end) => signed(one, end)).join(" to ") : "–"), h("td", { className: "number" }, count(one.problems)));
-    const stay = found.problems - found.better.total - found.worse.total;
+    const stay = comparison.problems - comparison.better.total - comparison.worse.total;
     replace(compared, h("h2", {}, "From A to B"),
-      h("p", {}, `A: ${titleOf(a, severalTasks)}. B: ${titleOf(b, severalTasks)}. On ${plural(found.problems, "problem")} that both have, accuracy changes by `, h("b", {}, `${sign(accuracy.difference)} points`), accuracy.interval && ` (95% interval ${accuracy.interval.map(sign).join(" to ")}, by problem)`, `; ${count(found.better.total)} improve, ${count(found.worse.total)} get worse, ${count(stay)} stay.`),
-      found.remark && h("p", { className: "note" }, `${found.remark[0].toUpperCase()}${found.remark.slice(1)}.`),
+      h("p", {}, `A: ${titleOf(a, severalTasks)}. B: ${titleOf(b, severalTasks)}. On ${plural(comparison.problems, "problem")} that both have, accuracy changes by `, h("b", {}, `${sign(accuracy.difference)} points`), accuracy.interval && ` (95% interval ${accuracy.interval.map(sign).join(" to ")}, by problem)`, `; ${count(comparison.better.total)} improve, ${count(comparison.worse.total)} get worse, ${count(stay)} stay.`),
+      comparison.remark && h("p", { className: "note" }, `${comparison.remark[0].toUpperCase()}${comparison.remark.slice(1)}.`),
       h("div", { className: "scroll" }, h("table", { className: "levels" }, h("thead", {}, h("tr", {}, ["", "A", "B", "Difference", "95% interval", "Problems"].map((label) => h("th", { className: label ? "number" : "" }, label)))), h("tbody", {}, others.map(metric)))),
-      levels([a, b]), h("div", { className: "panels" }, flips("Better in B", found.better), flips("Worse in B", found.worse)));
+      levels([a, b]), h("div", { className: "panels" }, flips("Better in B", comparison.better), flips("Worse in B", comparison.worse)));
     return undefined;
   }
 

@@ -54,10 +54,10 @@ async function load(changed) {
   const names = chosenNames();
   const missing = changed.has("data") ? names : names.filter((name) => !loaded.some((run) => run.name === name));
   if (missing.length) {
-    const found = await source.load(missing);
+    const runs = await source.load(missing);
     // In the order given; of `view`, which lists the newest first, in the order of time, so that A is the older run.
     const order = (run) => (page.live ? -1 : 1) * source.listed().findIndex((one) => one.name === run.name);
-    loaded = [...loaded.filter((run) => !missing.includes(run.name)), ...found].sort((a, b) => order(a) - order(b));
+    loaded = [...loaded.filter((run) => !missing.includes(run.name)), ...runs].sort((a, b) => order(a) - order(b));
   }
 }
 

@@ -42,10 +42,10 @@ function seriesOf(run, panel) {
       if (run.curves[metric]) every.push({ metric, label: typeof name === "string" ? label : metric.replace(name, label), curve: curveOf(run, metric) });
     }
   }
-  const found = [...new Map(every.map((one) => [one.label, one])).values()]; // of the accuracies of older runs the one of most samples
+  const curves = [...new Map(every.map((one) => [one.label, one])).values()]; // of the accuracies of older runs the one of most samples
   const alike = (one, other) => one.curve[1].length === other.curve[1].length && one.curve[1].every((value, place) => value === other.curve[1][place]);
   // A reward without penalties is the score; two tasks may both stay at 0.
-  return panel.distinct ? found.filter((one, place) => !found.slice(0, place).some((other) => alike(one, other))) : found;
+  return panel.distinct ? curves.filter((one, place) => !curves.slice(0, place).some((other) => alike(one, other))) : curves;
 }
 
 const curveOf = (run, metric) => [run.curves[metric][0] ?? run.steps, run.curves[metric][1]];

@@ -83,15 +83,15 @@ class FileSource extends Source {
   // Found once for all runs; they follow the script, so that the page shows before they are read.
   async blocks(run) {
     await parsed;
-    if (!this.found) {
-      this.found = {};
+    if (!this.blocksByRun) {
+      this.blocksByRun = {};
       for (const script of document.querySelectorAll("script[type='application/json']:not(#data)")) {
         const block = JSON.parse(script.textContent);
         script.remove();
-        (this.found[block.run] ??= []).push(block);
+        (this.blocksByRun[block.run] ??= []).push(block);
       }
     }
-    return this.found[run] ?? [];
+    return this.blocksByRun[run] ?? [];
   }
 
   unpackedBlock(block) {

@@ -43,8 +43,8 @@ const FILTERS = {
 
 function filters() {
   try {
-    const found = Object.entries(JSON.parse(state.filters) ?? {});
-    return Object.fromEntries(found.filter(([name, value]) => Object.hasOwn(FILTERS, name) && FILTERS[name](value)));
+    const entries = Object.entries(JSON.parse(state.filters) ?? {});
+    return Object.fromEntries(entries.filter(([name, value]) => Object.hasOwn(FILTERS, name) && FILTERS[name](value)));
   } catch {
     return {};
   }

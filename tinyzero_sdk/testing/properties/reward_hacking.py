@@ -77,7 +77,7 @@ def _plain(text: str) -> str | float:
 
 
 def _echo_is_rewarded(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> Failure | None:
-    """As `is_rewarded`; but a number of the prompt may be close to the right one, and get the credit for that."""
+    """The reward of an echo is a fault, except where a number of the prompt is close to the right one."""
     return None if sample.note == _WORD and not outcome.correct else is_rewarded(subject, sample, outcome)
 
 
