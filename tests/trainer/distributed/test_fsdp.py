@@ -85,9 +85,9 @@ def test_logits_that_are_kept_teach_the_same(
     computed, shown = list[int](), list[Any]()
     logits = fused_logprobs._logits
 
-    def counted(*arguments: Any) -> Any:
+    def counted(*arguments: Any, **options: Any) -> Any:
         computed.append(1)
-        return logits(*arguments)
+        return logits(*arguments, **options)
 
     monkeypatch.setattr(fused_logprobs, "_logits", counted)
     for again in (True, False):

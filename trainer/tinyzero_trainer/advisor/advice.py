@@ -184,9 +184,9 @@ def _held(spec: ModelSpec, config: TrainConfig, phases: Collection[str]) -> int:
     by_name |= {phase.name: phase for phase in generating.phases if phase.name in ("gen", "gen_greedy")}
     if LOADING in phases:
         return sum(part.size for part in by_name["gen"].parts if part.role not in ("rollout", "process"))
-    named = {*phases, *({"gen"} if FEW_SEQUENCES in phases else ())}
-    otherwise = by_name["update_actor"].total if named else memory.peak
-    return max((phase.total for name, phase in by_name.items() if name in named), default=otherwise)
+    phase_names = {*phases, *({"gen"} if FEW_SEQUENCES in phases else ())}
+    otherwise = by_name["update_actor"].total if phase_names else memory.peak
+    return max((phase.total for name, phase in by_name.items() if name in phase_names), default=otherwise)
 
 
 def _find(config: TrainConfig) -> ModelSpec | None:

@@ -101,8 +101,8 @@ def identity(task: str) -> str:
 
 def task_of(name: str, entry: Any) -> str:
     """The task of an entry that has not been checked."""
-    named = entry.get("task") if isinstance(entry, Mapping) else None
-    return named if isinstance(named, str) else name
+    value = entry.get("task") if isinstance(entry, Mapping) else None
+    return value if isinstance(value, str) else name
 
 
 def complete_table(specs: Sequence[TaskSpec], keys: Sequence[str] = ("task", "weight", "options")) -> dict[str, Any]:

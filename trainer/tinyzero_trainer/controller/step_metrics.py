@@ -125,14 +125,14 @@ def _by_task(tasks: Mapping[str, Task], samples: Sequence[Rollout], group_size: 
         return _by_difficulty(task, counted(samples, tasks), "train/acc_by_difficulty")
     metrics = {}
     for name, task in tasks.items():
-        own = [sample for sample in samples if sample.prompt.task == name]
-        metrics[task_key(name, "prompts")] = float(len(own) // group_size)
-        if own:
-            known = counted(own, tasks)
+        of_task = [sample for sample in samples if sample.prompt.task == name]
+        metrics[task_key(name, "prompts")] = float(len(of_task) // group_size)
+        if of_task:
+            known = counted(of_task, tasks)
             metrics[task_key(name, "acc")] = fmean(sample.score.correct for sample in known)
             metrics[task_key(name, "score")] = fmean(sample.score.value for sample in known)
             metrics |= {task_key(name, f"part/{part}"): mean for part, mean in part_means(known).items()}
-            signal = learning_signal(own, group_size)
+            signal = learning_signal(of_task, group_size)
             fractions = {part: getattr(signal, part) for part in ("no_answer_frac", "truncated_frac", "zero_std_frac")}
             metrics |= {task_key(name, part): value for part, value in fractions.items() if value is not None}
             metrics |= _by_difficulty(task, known, f"train/acc_by_difficulty/{name}")

@@ -50,7 +50,7 @@ class Mixture(Iterator[Prompt]):
         """Update the curricula with all completions of a step; their metrics."""
         metrics: dict[str, float] = {}
         for name, stream in self._streams.items():
-            own = [sample for sample in samples if sample.prompt.task == name]
+            of_task = [sample for sample in samples if sample.prompt.task == name]
             prefix = "curriculum" if len(self._streams) == 1 else f"curriculum/{name}"
-            metrics |= {f"{prefix}/{key}": value for key, value in stream.close_step(own).items()}
+            metrics |= {f"{prefix}/{key}": value for key, value in stream.close_step(of_task).items()}
         return metrics

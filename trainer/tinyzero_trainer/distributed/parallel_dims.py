@@ -128,37 +128,37 @@ def parallel_dims(config: TrainConfig) -> ParallelDims:
     engines, engine_tp = config.rollout.num_engines, config.vllm.tensor_parallel
     ranks = gpus - engines * engine_tp if gpus else parallel.world_size or 1
     size = f" of {engine_tp} GPUs each" if engine_tp > 1 else ""
-    wrong = ""
+    fault = ""
     if device not in ("auto", "cuda" if gpus else "cpu"):
-        wrong = (
+        fault = (
             f"run.device={device} does not go with ray.gpus={gpus}: Ray gives each process its device; leave "
             "run.device out (with --resume give run.device=auto), or give another --gpus N"
         )
     elif ranks < 1:
-        wrong = (
+        fault = (
             f"rollout.num_engines={engines}{size} leave no GPU of ray.gpus={gpus} to train on; raise ray.gpus, or "
             "lower rollout.num_engines (0 = colocated engines)"
         )
     elif parallel.world_size not in (None, ranks):
-        wrong = (
+        fault = (
             f"parallel.world_size={parallel.world_size}, but ray.gpus={gpus} with rollout.num_engines={engines}{size} "
             f"is {ranks}: a rank for each GPU without a dedicated engine; leave parallel.world_size out, or with "
             f"--resume give parallel.world_size={ranks}"
         )
     elif not engines and ranks % engine_tp:
-        wrong = (
+        fault = (
             f"vllm.tensor_parallel={engine_tp} does not divide {f'ray.gpus={gpus}' if gpus else f'the {ranks} ranks'}, "
             "each of which generates; change one of them, or dedicate GPUs to engines with rollout.num_engines"
         )
     elif ranks % parallel.dp_replicate:
-        wrong = f"parallel.dp_replicate={parallel.dp_replicate} does not divide the {ranks} ranks; change one of them"
+        fault = f"parallel.dp_replicate={parallel.dp_replicate} does not divide the {ranks} ranks; change one of them"
     elif ranks // parallel.dp_replicate % parallel.sequence_parallel:
-        wrong = (
+        fault = (
             f"parallel.sequence_parallel={parallel.sequence_parallel} does not divide the "
             f"{ranks // parallel.dp_replicate} ranks of a replica; change one of them"
         )
-    if wrong:
-        raise ParallelError(wrong)
+    if fault:
+        raise ParallelError(fault)
     return ParallelDims(
         ranks,
         parallel.dp_replicate,

@@ -192,9 +192,9 @@ def fits(bundles: Sequence[Resources], nodes: Sequence[Resources]) -> bool:
         >>> fits([engine, rank, rank], [{"CPU": 8, "GPU": 6}]), fits([engine], [{"CPU": 8, "GPU": 2}] * 2)
         (True, False)
     """
-    left = [dict(node) for node in nodes]
+    free_nodes = [dict(node) for node in nodes]
     for bundle in sorted(bundles, key=lambda bundle: -bundle.get("GPU", 0)):
-        able = [node for node in left if all(node[name] >= count for name, count in bundle.items())]
+        able = [node for node in free_nodes if all(node[name] >= count for name, count in bundle.items())]
         if not able:
             return False
         node = min(able, key=lambda node: (node["GPU"], node["CPU"]))

@@ -94,8 +94,8 @@ class _GatedMlp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: Tensor, gate_weight: Tensor, up_weight: Tensor, down_weight: Tensor) -> Tensor:
         (gate_rows, gate_scales), (up_rows, up_scales) = to_float8(gate_weight), to_float8(up_weight)
-        both = torch.cat([gate_rows, up_rows]), torch.cat([gate_scales, up_scales])
-        gate_up = product(to_float8(states), both, states.dtype)
+        gate_up_weight = torch.cat([gate_rows, up_rows]), torch.cat([gate_scales, up_scales])
+        gate_up = product(to_float8(states), gate_up_weight, states.dtype)
         ctx.save_for_backward(states, gate_up, gate_weight, up_weight, down_weight)
         return product(gate(gate_up), to_float8(down_weight), states.dtype)
 
@@ -104,8 +104,8 @@ class _GatedMlp(torch.autograd.Function):
         states, gate_up, gate_weight, up_weight, down_weight = ctx.saved_tensors
         grad_gated = product(to_float8(gradient), to_float8(down_weight.t()), states.dtype)
         gated, grad_gate_up, *rounded = gate_backward(grad_gated, gate_up)
-        both = torch.cat([gate_weight, up_weight]).t()
-        grad_states = product((rounded[0], rounded[1]), to_float8(both), states.dtype)
+        gate_up_weight = torch.cat([gate_weight, up_weight]).t()
+        grad_states = product((rounded[0], rounded[1]), to_float8(gate_up_weight), states.dtype)
         grad_gate, grad_up = (grad_gate_up.t() @ states).chunk(2)
         return grad_states, grad_gate, grad_up, gradient.t() @ gated
 

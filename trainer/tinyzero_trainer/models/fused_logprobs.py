@@ -98,15 +98,15 @@ class _TokenStatistics(torch.autograd.Function):
             upstream = [gradient[part] for gradient in gradients]
             arguments = (*logits, targets[part], columns[:, part], upstream, ctx.temperature)
             if weight_columns is None:
-                own = gradient_of(*arguments)
-                torch.mm(own, weight, out=grad_states[part])
+                grad_logits = gradient_of(*arguments)
+                torch.mm(grad_logits, weight, out=grad_states[part])
             else:
                 scales = _scales(upstream[0], upstream[1], columns[:, part], ctx.temperature)
                 rounded = torch.empty_like(logits[0], dtype=FP8), scales
-                own = gradient_of(*arguments, rounded)
+                grad_logits = gradient_of(*arguments, rounded)
                 grad_states[part] = product(rounded, weight_columns, states.dtype)
             if grad_weight is not None:
-                _add_product(grad_weight, own.T, states[part])
+                _add_product(grad_weight, grad_logits.T, states[part])
         return grad_states, None if grad_weight is None else grad_weight.to(weight.dtype), *[None] * 7
 
 

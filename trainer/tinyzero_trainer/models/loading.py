@@ -86,11 +86,11 @@ def load_model(path: str | None, device: torch.device, dtype: torch.dtype = torc
         _require_intact(source)
         raise _loading_error(source, first_line(error)) from error
     _refuse_adapter(source, getattr(model, "_hf_peft_config_loaded", False))  # transformers loads those of the Hub
-    wrong = [f"{name} is of {tuple(has)} and not of {tuple(needs)}" for name, has, needs in report["mismatched_keys"]]
-    wrong += [f"{name} is missing" for name in report["missing_keys"]]
-    if wrong:
-        more = f", and {len(wrong) - 1} more like that" if len(wrong) > 1 else ""
-        raise _loading_error(source, f"its weights do not fit its config.json: {min(wrong)}{more}")
+    misfits = [f"{name} is of {tuple(has)} and not of {tuple(needs)}" for name, has, needs in report["mismatched_keys"]]
+    misfits += [f"{name} is missing" for name in report["missing_keys"]]
+    if misfits:
+        more = f", and {len(misfits) - 1} more like that" if len(misfits) > 1 else ""
+        raise _loading_error(source, f"its weights do not fit its config.json: {min(misfits)}{more}")
     if not tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens):  # transformers' own, where it has no file
         raise _loading_error(source, "its tokenizer is missing or empty")
     model.to(device)
@@ -118,13 +118,13 @@ def _read_tokenizer(source: str) -> PreTrainedTokenizerBase:
 
 def require_same_tokens(path: str | None, teacher: str) -> None:
     """Raise a ModelError if a token of the model `path` is another one to the teacher; reads the tokenizers alone."""
-    own, other = (load_tokenizer(name).get_vocab() for name in (path, teacher))
-    if different := sorted((index, token) for token, index in own.items() if other.get(token) != index):
+    ours, theirs = (load_tokenizer(name).get_vocab() for name in (path, teacher))
+    if different := sorted((index, token) for token, index in ours.items() if theirs.get(token) != index):
         index, token = different[0]
         raise ModelError(
-            f"model.teacher={teacher} has another tokenizer than the policy: {len(different):,} of {len(own):,} tokens "
-            f"differ, the first is {token!r}, {index} to the policy and {other.get(token)} to the teacher; give a "
-            "teacher of the policy's family"
+            f"model.teacher={teacher} has another tokenizer than the policy: {len(different):,} of {len(ours):,} "
+            f"tokens differ, the first is {token!r}, {index} to the policy and {theirs.get(token)} to the teacher; "
+            "give a teacher of the policy's family"
         )
 
 

@@ -79,7 +79,7 @@ class Adapter:
     def load(self, directory: Path) -> None:
         """Read what `save` wrote; a LoraError if the model is not the one that the adapter was trained on."""
         path, parameters = directory / WEIGHTS_FILE, self._tensors()
-        tensors = load_whole(path, {name: (tuple(one.shape), one.dtype) for name, one in parameters.items()})
+        tensors = load_whole(path, {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in parameters.items()})
         with safe_open(path, framework="pt") as file, torch.no_grad():
             if file.metadata()["start"] != self._digest():
                 raise LoraError(

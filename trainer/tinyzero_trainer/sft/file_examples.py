@@ -246,11 +246,11 @@ class ExampleFile:
 
     def _task_of(self, row: Row) -> str | None:
         """The run's name for the task of a scored row; a run's only task need not be named in it."""
-        named = row.get("task") or row.get("data_source")
-        if named is None and len(self._tasks) == 1:
+        task_name = row.get("task") or row.get("data_source")
+        if task_name is None and len(self._tasks) == 1:
             return next(iter(self._tasks))
-        known = (named, str(named).rpartition("/")[2])  # verl's have an owner
-        return next((name for name, task in self._tasks.items() if name in known or task.name in known), None)
+        names = (task_name, str(task_name).rpartition("/")[2])  # verl's have an owner
+        return next((name for name, task in self._tasks.items() if name in names or task.name in names), None)
 
     def _key(self, index: int, row: Row, name: str | None, item: Item | None) -> str:
         """The key of a row's problem.
@@ -275,8 +275,8 @@ class ExampleFile:
     @cached_property
     def _held_out_keys(self) -> dict[str, set[str]]:
         """Keys of the held-out problems of each task whose data are divided already."""
-        own = {name: task for name, task in self._tasks.items() if task.has_own_splits}
-        return {name: set(map(task.item_key, self._test_problems(task, None))) for name, task in own.items()}
+        with_splits = {name: task for name, task in self._tasks.items() if task.has_own_splits}
+        return {name: set(map(task.item_key, self._test_problems(task, None))) for name, task in with_splits.items()}
 
     @cached_property
     def _held_out_prompts(self) -> set[str]:

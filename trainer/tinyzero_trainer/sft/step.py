@@ -198,8 +198,8 @@ class SftStep:
         self._times.append(perf_counter())
         if len(self._times) == CALIBRATION_STEPS:
             first, middle, last = (self._times[index] for index in (0, CALIBRATION_STEPS // 2 - 1, -1))
-            left = self.config.run.seconds - (last - first)
-            self.last += max(0, round(left / (last - middle) * CALIBRATION_STEPS / 2))
+            seconds_left = self.config.run.seconds - (last - first)
+            self.last += max(0, round(seconds_left / (last - middle) * CALIBRATION_STEPS / 2))
             self.workers.display.extend(self.last)
             self._times = None
 

@@ -39,8 +39,8 @@ class ValueModel(TokenModel):
 
     def forward(self, batch: MicroBatch) -> Tensor:
         """[tokens] V(s_t) before each completion token."""
-        own = self.head(completion_states(self.body, batch).float()).squeeze(-1)
-        (values,) = ulysses.all_gather([own], batch.counts, batch.sequence_group)
+        local_values = self.head(completion_states(self.body, batch).float()).squeeze(-1)
+        (values,) = ulysses.all_gather([local_values], batch.counts, batch.sequence_group)
         return values
 
 

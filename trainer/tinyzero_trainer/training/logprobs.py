@@ -88,21 +88,21 @@ class PolicyModel(TokenModel):
         options = options_of(self)
         again = options is None or options.recompute_logits
         float8 = isinstance(self.body.get_output_embeddings(), Float8Linear)
-        own: tuple[Tensor, ...]
+        local: tuple[Tensor, ...]
         if weight is None or (estimator == "exact" and not fuses_exact(states)):
-            other = None if reference is None or reference_states is None else (reference.body, reference_states)
-            own = _written_out(self.body, states, other, batch, temperature, estimator, entropy_gradient)
+            anchor = None if reference is None or reference_states is None else (reference.body, reference_states)
+            local = _written_out(self.body, states, anchor, batch, temperature, estimator, entropy_gradient)
         else:
             measure = partial(token_statistics, targets=batch.targets, temperature=temperature, float8=float8)
             other_head = None
             if reference_states is not None and reference_weight is not None:
                 other_head = reference_states, reference_weight
-            own = measure(states, weight, reference=other_head if estimator == "exact" else None, recompute=again)
+            local = measure(states, weight, reference=other_head if estimator == "exact" else None, recompute=again)
             if other_head is not None and estimator != "exact":
                 with torch.no_grad():
                     reference_logprobs, _ = measure(*other_head)
-                own = *own, SAMPLED[estimator](own[0], reference_logprobs)
-        logprobs, entropies, *divergences = ulysses.all_gather(own, batch.counts, batch.sequence_group)
+                local = *local, SAMPLED[estimator](local[0], reference_logprobs)
+        logprobs, entropies, *divergences = ulysses.all_gather(local, batch.counts, batch.sequence_group)
         divergence = divergences[0] if divergences else None
         return TokenStatistics(logprobs, entropies if entropy_gradient else entropies.detach(), divergence)
 
@@ -133,10 +133,10 @@ def _written_out(
         if reference is None:
             return results
         with torch.no_grad():
-            other = log_distribution(reference[0], reference[1][rows])
+            of_reference = log_distribution(reference[0], reference[1][rows])
         if estimator == "exact":
-            return *results, exact(distribution, other)
-        return *results, SAMPLED[estimator](logprobs, other.gather(1, targets).squeeze(1))
+            return *results, exact(distribution, of_reference)
+        return *results, SAMPLED[estimator](logprobs, of_reference.gather(1, targets).squeeze(1))
 
     size = max(1, CHUNK_ELEMENTS // model.config.get_text_config().vocab_size)
     chunks = [slice(start, start + size) for start in range(0, max(1, len(states)), size)]

@@ -101,14 +101,14 @@ def micro_batches(
     budget = token_budget if group is None else token_budget * group.size
     share_prompts = share_prompts and layout == "packed"
     groups = _groups(rollouts, ranks.size) if share_prompts else [_Group([index]) for index in range(len(rollouts))]
-    shards = balance([each.tokens(lengths) for each in groups], ranks.size)
+    shards = balance([piece.tokens(lengths) for piece in groups], ranks.size)
     plans = [_split([groups[place] for place in shard], lengths, budget, layout) for shard in shards]
     pack = partial(_pack, group=group, share_prompts=share_prompts)
     lay_out = pack if layout == "packed" else _pad
-    own = plans[ranks.rank]
-    for indices in own:
+    plan = plans[ranks.rank]
+    for indices in plan:
         yield lay_out(rollouts, indices, pad_id, device)
-    for _ in range(max(map(len, plans)) - len(own)):
+    for _ in range(max(map(len, plans)) - len(plan)):
         shortest = min(range(len(rollouts)), key=lengths.__getitem__)
         yield replace(lay_out(rollouts, [shortest], pad_id, device), is_padding=True)
 

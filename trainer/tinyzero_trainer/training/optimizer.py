@@ -160,8 +160,8 @@ def _over_ranks(norms: Tensor, tensors: Iterable[Tensor]) -> Tensor:
 
 def full_norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
     """The norm of each whole tensor; every rank must call it."""
-    own = torch.stack([torch.linalg.vector_norm(local_shard(tensor)).cpu() for tensor in tensors.values()])
-    return dict(zip(tensors, _over_ranks(own, tensors.values()).tolist(), strict=True))
+    local_norms = torch.stack([torch.linalg.vector_norm(local_shard(tensor)).cpu() for tensor in tensors.values()])
+    return dict(zip(tensors, _over_ranks(local_norms, tensors.values()).tolist(), strict=True))
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], *, sharded: bool) -> None:

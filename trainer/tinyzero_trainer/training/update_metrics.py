@@ -55,8 +55,8 @@ class MetricAccumulator:
         for values in (self._sums, self._totals):
             gathered = ranks.all_gather_columns({name: torch.stack(parts).cpu() for name, parts in values.items()})
             values.update({name: list(column) for name, column in gathered.items()})
-        own = {name: torch.cat(parts).cpu() for name, parts in self._columns.items()}
-        self._columns = {name: [column] for name, column in ranks.all_gather_columns(own).items()}
+        columns = {name: torch.cat(parts).cpu() for name, parts in self._columns.items()}
+        self._columns = {name: [column] for name, column in ranks.all_gather_columns(columns).items()}
 
     def means(self) -> dict[str, float]:
         """Mean over tokens of each value added."""
