@@ -70,7 +70,7 @@ class Session:
     is_overdue: bool = False  # a checkpoint was due and could not be saved
 
     def save(self, stepper: Stepper) -> None:
-        """Save a checkpoint, and before it what belongs to it; raises the audit's alarm, perhaps of a last sample."""
+        """Save a checkpoint, after the completions and metrics up to it; raises the audit's alarm, if there is one."""
         if self.audit is not None:
             self.audit.drain()
         self.completions.write()

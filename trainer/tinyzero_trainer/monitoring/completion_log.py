@@ -122,7 +122,7 @@ class CompletionLog:
         self._written = time.monotonic()
 
     def cut_after(self, step: int) -> None:
-        """Remove what lies past the checkpoint of a step from which the run is resumed."""
+        """Remove the completions of all steps after the one that the run is resumed from."""
         for path in self.directory.glob("*.parquet"):
             if (match := _FILE.fullmatch(path.name)) and int(match[1]) > step:
                 path.unlink(missing_ok=True)

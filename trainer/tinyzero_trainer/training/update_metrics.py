@@ -24,7 +24,7 @@ class MetricAccumulator:
 
     @property
     def mini_batches(self) -> int:
-        """Number of those done: after the first, the weights may differ from those at the start."""
+        """Mini-batches done: after the first, the weights may differ from those at the start."""
         return len(self._norms)
 
     def add(self, **values: Tensor) -> None:

@@ -58,7 +58,7 @@ class Pings:
 
     def __init__(self, ray: Any, actors: Mapping[Any, ActorHandle]) -> None:
         self._ray, self._actors = ray, actors
-        # By call: the ping, and how often it was looked for in vain. The first ping is the one of the actor's start.
+        # By call: the ping, and how many times it was not there yet. The first ping is the one of the actor's start.
         self._sent = {reference: (actor.process, 0) for reference, actor in actors.items()}
 
     def unanswered(self, pending: Sequence[Any]) -> dict[Any, float]:
