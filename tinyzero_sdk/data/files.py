@@ -230,12 +230,17 @@ def _read_parquet(path: Path, columns: Sequence[str] | None) -> Iterator[Block]:
             path.open("rb") as raw,
             pq.ParquetFile(raw, page_checksum_verification=True, pre_buffer=False, buffer_size=buffer) as file,
         ):
-            names = file.schema_arrow.names
+            schema = file.schema_arrow
+            names = schema.names
             if len(set(names)) < len(names):
                 raise DataError(f"{path} has two columns of one name, among: {', '.join(names)}; rename one")
             groups = [file.metadata.row_group(place) for place in range(file.metadata.num_row_groups)]
             row_bytes = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=0.0)
             rows = max(16, min(_TABLE_ROWS, int(_TABLE_BYTES / max(1.0, row_bytes))))
+            if columns is not None:  # a field of a column of JSON is in no column of its own
+                of_json = {field.name for field in schema if isinstance(field.type, pa.JsonType)}
+                outer = {path: path.partition(".")[0] for path in columns}
+                columns = [outer[path] if outer[path] in of_json else path for path in columns]
             for batch in file.iter_batches(rows, columns=columns):
                 start, done = done, done + len(batch)
                 batch.validate(full=True)  # text that is not UTF-8, offsets that lead nowhere
