@@ -39,8 +39,8 @@ class Coverage:
         return self._trace_line if frame.f_code.co_filename.startswith(self._home) else None
 
     def _trace_line(self, frame: FrameType, event: str, argument: Any) -> _Tracer:
-        place = (frame.f_code.co_filename, frame.f_lineno)
-        if event == "line" and place not in self._lines:
-            self._lines.add(place)
+        line = (frame.f_code.co_filename, frame.f_lineno)
+        if event == "line" and line not in self._lines:
+            self._lines.add(line)
             self.grew = True
         return self._trace_line

@@ -48,20 +48,20 @@ class DifferentialOracle:
         self._timer.start(PREPARING)
 
     def compare(
-        self, attempt: Attempt, truth: Json, place: int = 0, *, only_rewarded: bool = False
+        self, attempt: Attempt, truth: Json, index: int = 0, *, only_rewarded: bool = False
     ) -> tuple[Score, ScoringFault | None]:
-        """The task's score of an attempt, and what is wrong with it; `place` is its index in its batch, for the timer.
+        """The task's score of an attempt, and what is wrong with it; `index` counts it in its batch, for the timer.
 
         With `only_rewarded` the oracle, which is slow, is called only for completions that score full. It checks the
         answer that the task extracted, and the one that counts by construction of the attempt. Without an oracle, the
         task's own score of the latter alone, in the gold presentation, takes its place.
         """
         task, text, intended = self.task, attempt.text, attempt.intended
-        self._timer.start(2 * place)
+        self._timer.start(2 * index)
         score = task.score_completion(text, truth)
         if score.reason == "error":
             read, note = self._describe_error(text, truth)
-            return score, ScoringFault("error", score, self._ask(intended or read, truth, place), None, note)
+            return score, ScoringFault("error", score, self._ask(intended or read, truth, index), None, note)
         answer = score.answer
         paid = score.correct or score.value >= self._full
         if only_rewarded and not paid:
@@ -72,7 +72,7 @@ class DifferentialOracle:
             is_right = task.score_completion(attempt.plain, truth).correct
             kind: Kind = "wrong_rewarded" if paid else "right_unrewarded"
             return score, None if is_right == paid else ScoringFault(kind, score, is_right, intended)
-        self._timer.start(2 * place + 1)
+        self._timer.start(2 * index + 1)
         try:
             for read in (answer, None if intended == answer else intended):
                 right = None if read is None else task.oracle(read, truth)
@@ -90,11 +90,11 @@ class DifferentialOracle:
             return self.task.oracle(answer, truth)
         return self.task.score_completion(plain, truth).correct
 
-    def _ask(self, answer: str | None, truth: Json, place: int) -> bool | None:
+    def _ask(self, answer: str | None, truth: Json, index: int) -> bool | None:
         """The oracle's result for an answer on which the scorer failed; None if it cannot tell."""
         if answer is None or not self.has_oracle:
             return None
-        self._timer.start(2 * place + 1)
+        self._timer.start(2 * index + 1)
         try:
             right = self.task.oracle(answer, truth)
         except TinyZeroError:

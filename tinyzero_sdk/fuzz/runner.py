@@ -222,8 +222,8 @@ class _FuzzRun:
     def _blame(self, worker: _Searcher, loss: WorkerLoss) -> Finding | None:
         """Keep the completion as a finding if it was blamed often enough; or return it, to be tried again."""
         batch: AttemptBatch = pickle.loads(worker.batch)
-        place, in_oracle = divmod(loss.index or 0, 2)
-        text = batch.attempts[place].text
+        index, in_oracle = divmod(loss.index or 0, 2)
+        text = batch.attempts[index].text
         traits = traits_of(text[-10_000:]) - batch.usual
         self._slow[traits] += loss.kind == "hung"
         kind: Kind = "timeout" if loss.kind == "hung" else "died"

@@ -137,8 +137,8 @@ class _FuzzSearch:
     def _try_all(self, item: FuzzItem, attempts: list[Attempt]) -> None:
         self._batch = (item.truth, attempts)
         self._announce(*self._batch)
-        for place, attempt in enumerate(attempts):
-            self._try(item, attempt, place)
+        for index, attempt in enumerate(attempts):
+            self._try(item, attempt, index)
         self._timer.stop()
         self._report()
 
@@ -222,18 +222,18 @@ class _FuzzSearch:
 
     # Results
 
-    def _try(self, item: FuzzItem, attempt: Attempt, place: int) -> None:
+    def _try(self, item: FuzzItem, attempt: Attempt, index: int) -> None:
         chance = self.rng.random()
         if chance < TRACED:
             with self.coverage:
-                score, fault = self.differential.compare(attempt, item.truth, place)
+                score, fault = self.differential.compare(attempt, item.truth, index)
             interesting = False
             if self.coverage.grew and score.answer and len(score.answer) < _LONGEST_KEPT:
                 self._deep = [*self._deep[-_MOST_DEEP + 1 :], score.answer]
         else:
             # The oracle is the slowest part, and a wrong answer that scores full does the most harm.
             score, fault = self.differential.compare(
-                attempt, item.truth, place, only_rewarded=not attempt.how and chance < 0.5
+                attempt, item.truth, index, only_rewarded=not attempt.how and chance < 0.5
             )
             interesting = score.reason == "wrong" and self.rng.random() < 0.05
         self._progress.tried += 1
@@ -244,9 +244,9 @@ class _FuzzSearch:
         elif score.correct and score.answer:
             self.usual.update(traits_of(score.answer))  # scorer and oracle agree that it is right
         elif score.reason == "wrong" and score.answer is not None and chance < _FITTED:
-            self._fit(item, attempt, place, score.answer)
+            self._fit(item, attempt, index, score.answer)
 
-    def _fit(self, item: FuzzItem, attempt: Attempt, place: int, answer: str) -> None:
+    def _fit(self, item: FuzzItem, attempt: Attempt, index: int, answer: str) -> None:
         """Try a wrong answer on the problem whose ground truth has its value, if there is one."""
         value = guess_value(answer)
         if value is None or abs(value - round(value)) > _NEARLY or not 0 < round(value) < _LARGEST_FIT:
@@ -255,7 +255,7 @@ class _FuzzSearch:
         if truth is None:
             return
         self._progress.tried += 1
-        _, fault = self.differential.compare(attempt, truth, place, only_rewarded=True)
+        _, fault = self.differential.compare(attempt, truth, index, only_rewarded=True)
         if (
             fault is not None
             and fault.kind == "wrong_rewarded"

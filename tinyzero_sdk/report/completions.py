@@ -91,7 +91,7 @@ class CompletionFile:
             sizes = [self.metadata.row_group(group).num_rows for group in range(self.metadata.num_row_groups)]
             starts = np.cumsum([0, *sizes])
             groups = np.unique(np.searchsorted(starts, rows, side="right") - 1)
-            places = np.concatenate([np.arange(starts[group], starts[group + 1]) for group in groups])
+            indices = np.concatenate([np.arange(starts[group], starts[group + 1]) for group in groups])
             wanted = {path.split(".")[0] for path in sources(columns)}
             present = sorted(wanted & {*self.metadata.schema.to_arrow_schema().names})
             try:
@@ -100,7 +100,7 @@ class CompletionFile:
                 table.validate(full=True)  # of texts that are not UTF-8
             except (pa.ArrowException, OSError) as error:
                 raise DataError(f"cannot read {self.path}: {error}") from error
-            block = Block([*rows], table.take(np.searchsorted(places, rows)), [], 1.0)
+            block = Block([*rows], table.take(np.searchsorted(indices, rows)), [], 1.0)
         return pa.table({name: typed(block, TEXTS.field(name)) for name in columns})
 
 
@@ -116,7 +116,7 @@ class Completions:
         return len(self.index)
 
     def select(self, filters: Mapping[str, Any]) -> np.ndarray:
-        """The places of the rows that pass all filters, sorted.
+        """The indices of the rows that pass all filters, sorted.
 
         Args:
             filters: a list of values for each of `CHOICES`, least and greatest value for each of `RANGES` (None for no
@@ -138,31 +138,31 @@ class Completions:
             mask &= self._numbers("finished") == (0 if filters["cut_off"] else 1)
         if filters.get("text"):
             mask &= _search(self.files, str(filters["text"]).lower())
-        places = np.flatnonzero(mask)
+        indices = np.flatnonzero(mask)
         if (sort := filters.get("sort")) in INDEX.names:
-            column = self.index[sort].combine_chunks().take(pa.array(places))
+            column = self.index[sort].combine_chunks().take(pa.array(indices))
             column = column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
             order = "descending" if filters.get("descending") else "ascending"
-            keys = pa.table({"key": column, "place": places})
-            places = places[pc.sort_indices(keys, [("key", order), ("place", "ascending")]).to_numpy()]
-        return places
+            keys = pa.table({"key": column, "index": indices})
+            indices = indices[pc.sort_indices(keys, [("key", order), ("index", "ascending")]).to_numpy()]
+        return indices
 
-    def rows(self, places: np.ndarray) -> list[dict[str, Any]]:
+    def rows(self, indices: np.ndarray) -> list[dict[str, Any]]:
         """The index's columns of these rows, each with its `id`."""
-        rows = self.index.take(pa.array(places)).to_pylist()
-        return [{**row, "id": name} for row, name in zip(rows, self.ids(places), strict=True)]
+        rows = self.index.take(pa.array(indices)).to_pylist()
+        return [{**row, "id": name} for row, name in zip(rows, self.ids(indices), strict=True)]
 
-    def ids(self, places: np.ndarray) -> list[str]:
+    def ids(self, indices: np.ndarray) -> list[str]:
         """A name of each row that lasts as long as its file."""
         starts = self._starts()
-        numbers = np.searchsorted(starts, places, side="right") - 1
-        own = (places - starts[numbers]).tolist()
+        numbers = np.searchsorted(starts, indices, side="right") - 1
+        own = (indices - starts[numbers]).tolist()
         return [f"{self.files[number].path.stem}:{row}" for number, row in zip(numbers.tolist(), own, strict=True)]
 
-    def texts_at(self, places: np.ndarray, columns: Sequence[str] = TEXTS.names) -> pa.Table:
-        """The long columns of the rows at these places, which are sorted."""
+    def texts_at(self, indices: np.ndarray, columns: Sequence[str] = TEXTS.names) -> pa.Table:
+        """The long columns of the rows at these indices, which are sorted."""
         ends = [*self._starts()[1:], len(self)]
-        cuts = np.split(places, np.searchsorted(places, ends[:-1]))
+        cuts = np.split(indices, np.searchsorted(indices, ends[:-1]))
         tables = [
             file.texts((own - start).tolist(), columns)
             for file, own, start in zip(self.files, cuts, self._starts(), strict=True)
@@ -204,17 +204,17 @@ class Completions:
         problems, finished, correct = self.problems(), self._numbers("finished"), self._numbers("correct") == 1
         names, level = self._levels(is_evaluation)
         evaluations = []
-        for places in np.split(chosen, starts[1:]) if len(chosen) else ():
-            rows = self.index.select([*keys, "reason"]).take(pa.array(places))
+        for indices in np.split(chosen, starts[1:]) if len(chosen) else ():
+            rows = self.index.select([*keys, "reason"]).take(pa.array(indices))
             reasons = pc.value_counts(rows["reason"].combine_chunks()).to_pylist()
             first = rows.slice(0, 1).to_pylist()[0]
-            of_level = {names[code]: places[level[places] == code] for code in np.unique(level[places]) if code >= 0}
+            of_level = {names[code]: indices[level[indices] == code] for code in np.unique(level[indices]) if code >= 0}
             evaluations.append(
                 {name: first[name] for name in keys}
-                | _accuracy(correct[places], problems[places])
+                | _accuracy(correct[indices], problems[indices])
                 | {
                     "reasons": {entry["values"] or "unknown": entry["counts"] for entry in reasons},
-                    "cut_off": int((finished[places] == 0).sum()),
+                    "cut_off": int((finished[indices] == 0).sum()),
                     "levels": {name: _accuracy(correct[rows], problems[rows]) for name, rows in of_level.items()},
                 }
             )

@@ -68,12 +68,12 @@ def report(
         completions = read_completions(run.completion_files())
         for reason in completions.left_out:
             warn(f"left out of {run.path}: {reason}")
-        places = _sample(completions, most)
-        own = list(_blocks(run.name, completions, places))
+        indices = _sample(completions, most)
+        own = list(_blocks(run.name, completions, indices))
         blocks += own
         # Of the first completions the page has the values of each token.
-        with_tokens = next((about["first"] for about, _ in own[1:] if not about["tokens"]), len(places))
-        described.append(describe(run, completions) | {"kept": len(places), "withTokens": with_tokens})
+        with_tokens = next((about["first"] for about, _ in own[1:] if not about["tokens"]), len(indices))
+        described.append(describe(run, completions) | {"kept": len(indices), "withTokens": with_tokens})
     written = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     return html({"runs": described, "refresh": refresh, "written": written}, blocks)
 
@@ -113,7 +113,7 @@ def as_json(value: Any) -> str:
 
 
 def _sample(completions: Completions, most: int) -> np.ndarray:
-    """The places of all completions, or of at most `most`: all those of evenly chosen problems."""
+    """The indices of all completions, or of at most `most`: all those of evenly chosen problems."""
     if len(completions) <= most:
         return np.arange(len(completions))
     _, which, sizes = np.unique(completions.problems(), return_inverse=True, return_counts=True)
@@ -122,17 +122,17 @@ def _sample(completions: Completions, most: int) -> np.ndarray:
     return np.flatnonzero(np.isin(which, chosen))
 
 
-def _blocks(name: str, completions: Completions, places: np.ndarray) -> Iterator[tuple[dict[str, Any], bytes]]:
+def _blocks(name: str, completions: Completions, indices: np.ndarray) -> Iterator[tuple[dict[str, Any], bytes]]:
     """The chosen rows of the index, and their texts in groups."""
-    if not len(places):
+    if not len(indices):
         return
-    index = completions.index.take(pa.array(places))
+    index = completions.index.take(pa.array(indices))
     columns = {column: _encoded(index[column].combine_chunks()) for column in index.column_names}
-    yield {"run": name, "first": None}, _packed(columns | {"id": completions.ids(places)})
+    yield {"run": name, "first": None}, _packed(columns | {"id": completions.ids(indices)})
     left = _TOKEN_VALUES
     names: Sequence[str] = TEXTS.names
-    for first in range(0, len(places), _BLOCK_ROWS):
-        table = completions.texts_at(places[first : first + _BLOCK_ROWS], names)
+    for first in range(0, len(indices), _BLOCK_ROWS):
+        table = completions.texts_at(indices[first : first + _BLOCK_ROWS], names)
         if names == TEXTS.names:
             left -= pc.sum(pc.list_value_length(table["token_ends"])).as_py() or 0
             names = TEXTS.names if left >= 0 else [text for text in TEXTS.names if text not in _PER_TOKEN]

@@ -88,11 +88,11 @@ class Library:
             return self.completions(runs[0]).texts(query.get("id", ()))
         if path == "/completions" and runs:
             completions = self.completions(runs[0])
-            places = completions.select(json.loads(query["filters"][0]))
+            indices = completions.select(json.loads(query["filters"][0]))
             offset, limit = int(query["offset"][0]), min(_MOST_ROWS, int(query["limit"][0]))
             if min(offset, limit) < 0:
                 raise ValueError("offset and limit are at least 0")
-            return {"total": len(places), "rows": completions.rows(places[offset : offset + limit])}
+            return {"total": len(indices), "rows": completions.rows(indices[offset : offset + limit])}
         raise DataError(f"there is no {path}")
 
 

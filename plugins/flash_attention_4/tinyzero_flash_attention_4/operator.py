@@ -124,7 +124,7 @@ def _backward(
         **_of_sequences(boundaries, key_boundaries, longest, scale, window),
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )
-    grad_query, grad_key, grad_value = (each.contiguous() for each in gradients)
+    grad_query, grad_key, grad_value = (gradient.contiguous() for gradient in gradients)
     return grad_query, grad_key, grad_value
 
 

@@ -54,9 +54,9 @@ def _score(pool: ScoringPool, samples: Sequence[TestCompletion], *, alone: bool 
 
 
 def _cannot_be_compared(subject: TaskUnderTest, group: Sequence[TestCompletion]) -> Failure | None:
-    ones = _score(subject.group_pool, group, alone=True)
+    scores = _score(subject.group_pool, group, alone=True)
     golds = {gold.completion for gold in subject.golds}
-    able = [sample for sample, one in zip(group, ones, strict=True) if one.reason not in SCORER_FAILURES]
+    able = [sample for sample, score in zip(group, scores, strict=True) if score.reason not in SCORER_FAILURES]
     failing = [[sample] for sample in group if sample not in able and sample.completion in golds]
     if able and any(score.reason in SCORER_FAILURES for score in _score(subject.group_pool, able)):
         failing.append(able)

@@ -85,11 +85,11 @@ def _examine_order(subject: TaskUnderTest) -> Failure | None:
     low, high = subject.task.info.score_range
     samples = [sample for pair in _pairs(subject) for sample in pair]
     reverse = subject.reversed_sandbox.observe(samples)
-    for sample, one, other in zip(samples, subject.observe_all(samples), reverse, strict=True):
+    for sample, forward, backward in zip(samples, subject.observe_all(samples), reverse, strict=True):
         subject.tried += 2
-        if one.correct != other.correct or abs(one.value - other.value) > MARGIN * (high - low):
+        if forward.correct != backward.correct or abs(forward.value - backward.value) > MARGIN * (high - low):
             return Failure(
-                f"{one.describe()}, in reverse {other.describe()}", "the same verdict in either order", sample
+                f"{forward.describe()}, in reverse {backward.describe()}", "the same verdict in either order", sample
             )
     return None
 

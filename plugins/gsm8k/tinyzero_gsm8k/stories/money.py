@@ -12,10 +12,10 @@ _GOODS = ("notebooks", "apples", "candles", "pens", "sandwiches", "mugs", "tomat
 def shopping(story: Story) -> Value:
     buyer, kinds = story.person(), story.number(2, 3)
     first = story.number(0, len(_GOODS) - 1)
-    goods = [_GOODS[(first + 3 * place) % len(_GOODS)] for place in range(kinds)]
+    goods = [_GOODS[(first + 3 * index) % len(_GOODS)] for index in range(kinds)]
     counts = [story.number(2, 12) for _ in goods]
     prices = [Fraction(story.number(2, 39), 4) for _ in goods]
-    parts = [f"{n} {name} at ${price(each)} each" for n, name, each in zip(counts, goods, prices, strict=True)]
+    parts = [f"{n} {name} at ${price(cost)} each" for n, name, cost in zip(counts, goods, prices, strict=True)]
     story.tell(
         f"{buyer} buys {', '.join(parts[:-1])} and {parts[-1]}.",
         f"At the market {buyer} takes {', '.join(parts[:-1])} and {parts[-1]}.",
