@@ -131,7 +131,7 @@ def test_a_save_that_fails_does_not_hide_why_the_run_ended(error: Exception, fai
     run.fails = fails
     with pytest.raises(type(error), match="oops"):
         run.end(error)
-    assert run.warned[0] == "the run could not be saved as a whole: no room"
+    assert run.warned[0] == "while the run was saved: no room"
 
 
 @pytest.mark.parametrize("step", [0, 7])

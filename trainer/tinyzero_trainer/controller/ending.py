@@ -73,7 +73,7 @@ def _save_after(error: Exception, session: Session, stepper: Stepper) -> None:
         session.save(stepper)
     except Exception as another:  # of any type, as the first may have broken anything
         if str(another) != str(error):
-            session.workers.display.warn(f"the run could not be saved as a whole: {another}")
+            session.workers.display.warn(f"while the run was saved: {another}")
 
 
 def report(session: Session, evaluation: HeldOutEvaluation, *, last: int) -> TrainResult:
