@@ -121,9 +121,8 @@ def generate(
 def score(task: Task, items: Sequence[Item], texts: Sequence[str]) -> list[Score]:
     """The task's score of each completion; `texts` has the same number of completions for each item."""
     groups = zip(*[iter(texts)] * (len(texts) // len(items)), strict=True)
-    return [
-        score for item, own in zip(items, groups, strict=True) for score in task.score_group(own, item.ground_truth)
-    ]
+    pairs = zip(items, groups, strict=True)
+    return [score for item, group in pairs for score in task.score_group(group, item.ground_truth)]
 
 
 # --- The algorithm: pure functions --------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from tests.trainer.advisor.planned import HALF_B
 from tests.trainer.conftest import PAGE
 from tests.trainer.runs import lines
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly(reason="copies the packages and runs them; the files that it names change rarely")
 ROOT = Path(__file__).parents[2]
 TRAINER = "trainer/tinyzero_trainer"
 RUN = ("run.device=cpu", "run.steps=1", "data.prompt_template=base", "task.limit=5", "data.test_fraction=0.4")

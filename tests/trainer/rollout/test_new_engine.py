@@ -58,7 +58,7 @@ main(sys.argv[2:])
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(reason="a run with an engine in a folder of its own; every change tests the engines there are")
 def test_a_folder_with_its_record_is_an_engine_that_trains(tmp_path: Path) -> None:
     folder = tmp_path / "engines/echo"
     folder.mkdir(parents=True)
