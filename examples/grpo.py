@@ -120,9 +120,8 @@ def generate(
 
 def score(task: Task, items: Sequence[Item], texts: Sequence[str]) -> list[Score]:
     """The task's score of each completion; `texts` has the same number of completions for each item."""
-    groups = zip(*[iter(texts)] * (len(texts) // len(items)), strict=True)
-    pairs = zip(items, groups, strict=True)
-    return [score for item, group in pairs for score in task.score_group(group, item.ground_truth)]
+    groups = zip(items, zip(*[iter(texts)] * (len(texts) // len(items)), strict=True), strict=True)
+    return [score for item, group in groups for score in task.score_group(group, item.ground_truth)]
 
 
 # --- The algorithm: pure functions --------------------------------------------------------------------------------
