@@ -58,7 +58,7 @@ def test_it_passes_its_checks(server):
     assert max(asked(server).values()) == 2  # also with the criteria in reverse
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(reason="kills and starts a command again; every change tests the cache on disk that it reads")
 def test_killed_and_started_again_it_asks_nothing_twice(server, rows, tmp_path):
     server.delay = 0.2
     program = [sys.executable, "-c", "from tinyzero_sdk.cli import main; main()"]

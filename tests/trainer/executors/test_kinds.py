@@ -38,7 +38,7 @@ def test_a_folder_holds_the_executor_of_its_name(name: str) -> None:
     assert find_executor(name).name == name
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(reason="runs with an executor in a folder of its own; every change tests the executors there are")
 def test_a_new_executor_is_a_folder_of_two_files(toy_task: str, warm_model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "executors/spoken"
     folder.mkdir(parents=True)
