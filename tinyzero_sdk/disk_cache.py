@@ -1,7 +1,7 @@
 """What was paid for, kept on disk: scores and answers by their content, and what a judge has spent.
 
 SQLite, so that several processes may share it and a killed one loses nothing. Values are JSON: nothing that is read
-from the file can run.
+from the file can run. They are trusted: the file is its user's alone, and whoever may write to it decides the scores.
 """
 
 import contextlib
@@ -62,6 +62,8 @@ class DiskCache:
     def _connection(self) -> sqlite3.Connection:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            if not self.path.exists():
+                self.path.touch(mode=0o600)  # SQLite gives its other files the same mode
             connection = sqlite3.connect(
                 self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )

@@ -21,8 +21,9 @@ REVERSED_VARIABLE = "TINYZERO_JUDGE_REVERSED"
 """Set where a check asks for the criteria in reverse."""
 
 _FINAL = (400, 401, 403, 404, 422)  # HTTP statuses that the same request gets again
-_CONTROL = re.compile(r"<(?=[|｜]|/?s>|/?\w+_of_\w+>|[bep]os>|pad>|/?think>|</?SYS>)|\[(?=/?INST\])")
-"""Where what a chat template or a tokenizer reads as a mark of its own begins."""
+_CONTROL = re.compile(r"[<\[](?=[^]\s\d<\[({)>}'\"+.,:;=-]|-[^\d.]|\d[\d.,]*+\w)|\](?=[~!<])")
+"""Where a mark may begin that a chat template or a tokenizer reads as its own: a bracket before anything but a space, a
+number, a further bracket or a quotation mark. `[1, -2]`, `[["a"]]` and `<= 3` are left as they are."""
 
 _SYSTEM = """\
 You grade an answer by a rubric. The question, the reference answer if there is one, and the answer follow in blocks \

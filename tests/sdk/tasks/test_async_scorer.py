@@ -1,6 +1,8 @@
 """Scorers that are coroutines: they overlap, are limited and repeated, and what they return is asked for once."""
 
 import json
+import os
+import stat
 import sys
 from collections import Counter
 from types import SimpleNamespace
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 from tinyzero_sdk import Completion, ScorerLimits, TinyZeroError, load_task
+from tinyzero_sdk.disk_cache import DiskCache
 from tinyzero_sdk.records import Score
 from tinyzero_sdk.scoring.pool import ScoringPool
 from tinyzero_sdk.scoring.rescore import rescore_file
@@ -199,6 +202,20 @@ def test_a_cache_that_cannot_be_written_is_named(load, monkeypatch, tmp_path):
     task = load()
     assert task.score_completion(texts(1)[0], 1).reason == "error"
     assert "name a folder that can be written in TINYZERO_CACHE_DIR" in task.first_error
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022])
+def test_a_cache_is_its_users_alone(umask, tmp_path, monkeypatch):
+    """Whatever the umask, and SQLite's own files too."""
+    monkeypatch.setenv("TINYZERO_CACHE_DIR", str(tmp_path / "cache"))
+    before = os.umask(umask)
+    try:
+        cache = DiskCache("judge")
+        cache.put("key", 1.0)
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "cache").iterdir()}
+    assert modes == dict.fromkeys(("judge.sqlite", "judge.sqlite-wal", "judge.sqlite-shm"), 0o600)
 
 
 @pytest.mark.slow
