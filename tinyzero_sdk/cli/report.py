@@ -4,6 +4,8 @@ import os
 import time
 import webbrowser
 from pathlib import Path
+from secrets import token_urlsafe
+from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -105,6 +107,9 @@ def view(
         ),
     ] = None,
     open: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
+    token: Annotated[
+        bool, typer.Option("--token/--no-token", help="Serve only who has the printed address; other users have not.")
+    ] = True,
 ) -> None:
     """Show runs and scored files in the browser, also while they grow.
 
@@ -115,15 +120,21 @@ def view(
 
     if not directory.exists():
         raise DataError(f"{directory} does not exist; expected a run, a scored file, or a directory with some")
+    secret = token_urlsafe() if token else ""
     try:
-        server = make_server(directory, DEFAULT_PORT if port is None else port)
+        server = make_server(directory, DEFAULT_PORT if port is None else port, secret)
     except OSError as error:
         if port is not None:
             raise SettingsError(f"port {port} cannot be used: {error.strerror}; give another --port") from error
-        server = make_server(directory, 0)
-    address = f"http://127.0.0.1:{server.server_port}/"
+        server = make_server(directory, 0, secret)
+    address = f"http://127.0.0.1:{server.server_port}/" + (secret and f"?token={secret}")
     stdout.print(Text(f"{directory.resolve()} at {address} (Ctrl-C ends)"), soft_wrap=True)
-    if open:
-        webbrowser.open(address)
-    with server:
+    with server, NamedTemporaryFile("w", suffix=".html") as leading:
+        if open:
+            # Every user of the machine sees the words of a command, so the browser's is a file for this user alone.
+            leading.write(
+                f'<meta name="referrer" content="no-referrer"><meta http-equiv="refresh" content="0; {address}">'
+            )
+            leading.flush()
+            webbrowser.open(Path(leading.name).as_uri())
         server.serve_forever()

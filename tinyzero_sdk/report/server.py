@@ -1,19 +1,22 @@
 """`tinyzero view`: the page and its data over HTTP, for this machine alone and read-only.
 
 Runs are named by their path below one directory, and only paths found there are served. Requests must name the local
-host, so that no other site's page can read the answers by pointing its own name here.
+host, so that no other site's page can read the answers by pointing its own name here. Every user of the machine can
+reach 127.0.0.1: an address with the token is answered with a cookie, without which nothing is served.
 """
 
+import hmac
 import json
 import os
 import re
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urlencode
 
 import pyarrow.parquet as pq
 
@@ -27,6 +30,7 @@ POLL_SECONDS = 3.0
 _DEPTH = 4  # of the directories searched for runs
 _INSIDE_RUN = {"checkpoints", "completions"}
 _MOST_ROWS = 50_000
+_MOST_RUNS = 8  # in one request, each of which may take a second to read; the page shows fewer
 _LOCAL = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?", re.IGNORECASE)  # a forwarded port may be any other
 
 _FAULTS = (OSError, ValueError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError)
@@ -67,12 +71,15 @@ class Library:
             rows.append((written, {"name": name, "isRun": run.is_run, "modified": str(max(times))}))
         return [row for _, row in sorted(rows, key=lambda entry: entry[0], reverse=True)]
 
-    def run(self, name: str) -> Run:
-        """The run of this name; a DataError where none is here."""
-        paths = self.paths()
-        if name not in paths:
-            raise DataError(f"there is no run {name!r} below {self.root}")
-        return open_run(paths[name], name)
+    def runs(self, names: Sequence[str]) -> list[Run]:
+        """The runs of these names; a DataError where one is not here, a ValueError if they are too many."""
+        if len(names) > _MOST_RUNS:
+            raise ValueError(f"at most {_MOST_RUNS} runs")
+        paths = self.paths() if names else {}
+        for name in names:
+            if name not in paths:
+                raise DataError(f"there is no run {name!r} below {self.root}")
+        return [open_run(paths[name], name) for name in names]
 
     def completions(self, run: Run) -> Completions:
         return _read(tuple((path, *version_of(path)) for path in run.completion_files()))
@@ -81,7 +88,7 @@ class Library:
         """The data of one request; a DataError where it has no answer."""
         if path == "/runs":
             return self.listed()
-        runs = [self.run(name) for name in query.get("run", ())]
+        runs = self.runs(query.get("run", ()))
         if path == "/describe":
             return [describe(run, self.completions(run)) for run in runs]
         if path == "/texts" and runs:
@@ -117,33 +124,53 @@ def _is_scored(path: Path) -> bool:
     return {"score", "completion"} <= {*names}
 
 
-def make_server(root: Path, port: int) -> ThreadingHTTPServer:
-    """A server of the page on 127.0.0.1; port 0 chooses a free one, and one that is taken is an OSError."""
+def make_server(root: Path, port: int, token: str = "") -> ThreadingHTTPServer:
+    """A server of the page on 127.0.0.1; port 0 chooses a free one, and one that is taken is an OSError.
+
+    With a token it answers only whoever has it, first as `/?token=…` and then as a cookie. A browser sends cookies of
+    127.0.0.1 to every port, so this one is of a path that servers of other users do not know.
+    """
     library = Library(root)
     page = html({"live": POLL_SECONDS, "written": str(root), "runs": []}, connect="'self'")
+    base = f"/{secrets.token_urlsafe(12)}/" if token else "/"
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            address = urlsplit(self.path)
+            path, _, words = self.path.partition("?")
+            query = parse_qs(words, keep_blank_values=True)
             if not _LOCAL.fullmatch(self.headers.get("Host") or ""):
                 return self._send(403, "text/plain", "this server answers to 127.0.0.1 and localhost only")
-            if address.path == "/":
+            if token and path == "/" and _equal(query.pop("token", [""])[0], token):
+                words = urlencode(query, doseq=True)
+                headers = {"Location": base + (words and f"?{words}")}
+                headers["Set-Cookie"] = f"tinyzero={token}; Path={base}; HttpOnly; SameSite=Lax"
+                return self._send(303, "text/plain", "", headers)
+            cookies = self.headers.get("Cookie", "").split(";")
+            if token and not any(_equal(cookie.strip(), f"tinyzero={token}") for cookie in cookies):
+                return self._send(
+                    403, "text/plain", "open the address that `tinyzero view` has printed, with its token"
+                )
+            path = f"/{path.removeprefix(base)}"
+            if path == "/":
                 return self._send(200, "text/html", page)
             try:
-                answer = library.answer(address.path, parse_qs(address.query, keep_blank_values=True))
+                answer = library.answer(path, query)
             except DataError as error:
                 return self._send(404, "text/plain", str(error))
             except _FAULTS as error:
                 return self._send(400, "text/plain", f"not a request of this page: {error}")
             return self._send(200, "application/json", as_json(answer))
 
-        def _send(self, status: int, kind: str, text: str) -> None:
+        def _send(self, status: int, kind: str, text: str, headers: Mapping[str, str] = {}) -> None:
             body = text.encode()
             self.send_response(status)
             self.send_header("Content-Type", f"{kind}; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Cache-Control", "no-store")
+            self.send_header("Referrer-Policy", "no-referrer")
             self.send_header("X-Content-Type-Options", "nosniff")
+            for name, value in headers.items():
+                self.send_header(name, value)
             self.end_headers()
             with suppress(ConnectionError):  # a page that is closed meanwhile
                 self.wfile.write(body)
@@ -152,3 +179,8 @@ def make_server(root: Path, port: int) -> ThreadingHTTPServer:
             pass  # the terminal is for the address
 
     return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+
+
+def _equal(given: str, secret: str) -> bool:
+    """Whether they are equal, in a time that does not tell how much of them is."""
+    return hmac.compare_digest(given.encode(), secret.encode())

@@ -119,9 +119,9 @@ def others(page: "Page") -> dict[str, Any]:
 
 @contextmanager
 def served(directory: Path) -> Iterator[str]:
-    server = make_server(directory, 0)
+    server = make_server(directory, 0, "secret")
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/"
+    yield f"http://127.0.0.1:{server.server_port}/?token=secret"
     server.shutdown()
 
 
@@ -152,9 +152,11 @@ def main(chromium: str, *paths: str) -> None:
                 with (runs[0] / "metrics.jsonl").open("a") as file:
                     file.write('{"step": 21, "found_while_it_runs": 1.0}\n')
                 page.get_by_role("button", name="found_while_it_runs").wait_for()
-                page.goto(f"{address}?newest")
+                assert "secret" not in page.evaluate("location.href")
+                page.goto(f"{address}&newest")
                 until(page, f"document.title === '{runs[0].name} – TinyZero'")
-            page.goto(f"{start.partition('#')[0]}?absent#view=evaluations&runs=nope&a=foo")
+            again = start.partition("#")[0]
+            page.goto(f"{again}{'&' if '?' in again else '?'}absent#view=evaluations&runs=nope&a=foo")
             page.get_by_text("There is no run “nope” here; this shows ").wait_for()
             page.get_by_text("The chosen runs have no evaluation “foo”; A is ").wait_for()
             page.close()

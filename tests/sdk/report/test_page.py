@@ -5,9 +5,14 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 import threading
+import time
+from contextlib import contextmanager
 from http.client import HTTPConnection
 from itertools import product
+from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
@@ -17,7 +22,7 @@ from tests.environments import ROOT
 from tinyzero_sdk.cli import main
 from tinyzero_sdk.report.page import as_json, report
 from tinyzero_sdk.report.runs import open_run
-from tinyzero_sdk.report.server import Library, make_server
+from tinyzero_sdk.report.server import _MOST_RUNS, Library, make_server
 
 ATTACK = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(1)>"
 
@@ -141,25 +146,129 @@ def test_panels_show_metrics_that_there_are():
     assert [pattern for pattern in patterns if not any(re.fullmatch(pattern, name) for name in known)] == []
 
 
-@pytest.fixture
-def ask(run_path):
-    """Ask a server of the directory above the run for (status, body)."""
-    server = make_server(run_path.parent, 0)
+@contextmanager
+def serving(directory, token=""):
+    """A function that asks a server of the directory for (status, headers, body)."""
+    server = make_server(directory, 0, token)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
 
-    def get(path, host=f"127.0.0.1:{server.server_port}", **query):
+    def get(path, **headers):
         connection = HTTPConnection("127.0.0.1", server.server_port)
-        connection.request("GET", f"{path}?{urlencode(query)}", headers={"Host": host})
+        connection.request("GET", path, headers=headers)
         with connection.getresponse() as response:
             body = response.read().decode()
         connection.close()
-        return response.status, body
+        return response.status, response.headers, body
 
+    get.port = server.server_port
     yield get
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+@pytest.fixture
+def ask(run_path):
+    """Ask a server of the directory above the run, without a token, for (status, body)."""
+    with serving(run_path.parent) as get:
+
+        def ask(path, host=f"127.0.0.1:{get.port}", **query):
+            status, _, body = get(f"{path}?{urlencode(query, doseq=True)}", Host=host)
+            return status, body
+
+        yield ask
+
+
+TOKEN = "x6Jq-token"
+
+
+def test_only_who_has_the_token_is_served(run_path):
+    without = [
+        "/",
+        "/runs",
+        "//[::1",
+        *(f"/?token={token}" for token in ("", "wrong", f"{TOKEN}%00", f"{TOKEN}x", "%ff")),
+    ]
+    with serving(run_path.parent, TOKEN) as get:
+        for path in (*without, f"/runs?token={TOKEN}"):
+            status, _, body = get(path)
+            assert (status, "first" in body) == (403, False)
+        status, headers, body = get(f"/?newest=&token={TOKEN}")
+        base, cookie = headers["Location"].removesuffix("?newest="), headers["Set-Cookie"].split("; ")
+        assert (status, body, len(base) > 10) == (303, "", True)
+        assert cookie[1:] == [f"Path={base}", "HttpOnly", "SameSite=Lax"]
+        others = f"theme=dark; {cookie[0]}; a"
+        status, headers, body = get(base, Cookie=others)
+        assert (status, headers["Referrer-Policy"], TOKEN in body) == (200, "no-referrer", False)
+        for path in ("runs", "describe?run=first"):
+            status, headers, body = get(base + path, Cookie=others)
+            assert (status, '"name":"first"' in body) == (200, True)
+            for wrong in ("", "tinyzero=wrong", "tinyzero=", f"tinyzero={TOKEN}x", f"other={TOKEN}", "tinyzero=\xe9"):
+                assert get(base + path, Cookie=wrong)[0] == 403
+    with serving(run_path.parent, TOKEN) as get:
+        assert get(base + "runs", Cookie=cookie[0])[0] == 404  # each server has a path of its own
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, which only root may")
+def test_another_account_is_refused(tmp_path, run_path):
+    """What `tinyzero view` itself shows to the user nobody: its port, and the words of its commands."""
+    environment = os.environ | {"BROWSER": f'{sys.executable} -c "import sys, time; time.sleep(5)" %s &'}
+    command = [sys.executable, "-c", "from tinyzero_sdk.cli import main; main()", "view", str(run_path), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            address = re.search(r"http://\S+", process.stdout.readline())[0]
+            spy = """if 1:
+                import contextlib, encodings.idna, http.client, os, sys, urllib.parse
+                from pathlib import Path
+                address = urllib.parse.urlsplit(sys.stdin.read())
+                os.setgroups([]), os.setgid(65534), os.setuid(65534)
+                words = []
+                for path in Path("/proc").glob("[0-9]*/cmdline"):
+                    with contextlib.suppress(OSError):  # it has just ended
+                        words.append(path.read_bytes())
+                seen = b"".join(words)
+                assert b"--port" in seen
+                def get(path):
+                    connection = http.client.HTTPConnection("127.0.0.1", address.port)
+                    connection.request("GET", path)
+                    return connection.getresponse().status
+                token = address.query.partition("=")[2]
+                print(token.encode() in seen, get("/"), get("/runs"), get("/?token=" + token))"""
+            found = subprocess.check_output([sys.executable, "-c", spy], input=address, text=True)
+            assert found.split() == ["False", "403", "403", "303"]
+        finally:
+            process.terminate()
+
+
+def test_the_browser_is_led_by_a_file_of_this_user(tmp_path, run_path, monkeypatch, capsys):
+    opened = []
+
+    def look(address):
+        path = Path(address.removeprefix("file://"))
+        opened.extend([path.stat().st_mode & 0o777, path.read_text(), path])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("webbrowser.open", look)
+    for options, has_token in (([], True), (["--no-token"], False)):
+        with pytest.raises(SystemExit):
+            main(["view", str(run_path), "--port", "0", *options])
+        address = re.search(r"http://\S+", capsys.readouterr().out)[0]
+        mode, text, path = opened[-3:]
+        assert (mode, f"0; {address}" in text, "?token=" in address, path.exists()) == (0o600, True, has_token, False)
+
+
+def test_a_request_is_of_a_few_runs(ask):
+    started = time.perf_counter()
+    status, body = ask("/describe", run=["first"] * 900)
+    assert (status, "at most 8 runs" in body) == (400, True)
+    assert ask("/texts", run=["first"] * 9, id="x")[0] == 400
+    assert time.perf_counter() - started < 5
+    script = (ROOT / "tinyzero_sdk/report/static/main.js").read_text(encoding="utf-8")
+    assert int(re.search(r"MOST_RUNS = (\d+);", script)[1]) <= _MOST_RUNS  # that the page asks for at once
+    status, body = ask("/describe", run=["first"] * _MOST_RUNS)
+    assert (status, len(json.loads(body))) == (200, _MOST_RUNS)
 
 
 def test_the_server_answers_about_runs_below_its_directory_only(ask):
