@@ -6,6 +6,9 @@ import re
 import typing
 from typing import Any
 
+from tinyzero_sdk.errors import TaskNotFoundError
+
+ALLOW = "Take the dataset although its scorer pays wrong answers."
 REWARD = "`partial`: reasoning-gym's score, with its partial credit; `binary`: 1 or 0."
 OURS = frozenset({"seed", "size"})
 """Fields that the host decides on."""
@@ -13,16 +16,19 @@ OURS = frozenset({"seed", "size"})
 _PLAIN = (bool, int, float, str)
 
 
-def options_type(config_type: type) -> type:
+def options_type(config_type: type, refusal: str = "") -> type:
     """A frozen dataclass type with `reward` and the plain fields of `config_type`, their comments as help.
 
     Fields of other types (classes, dates, lists of lists) keep reasoning-gym's default. Values that the
-    configuration itself refuses are refused when an instance is made.
+    configuration itself refuses are refused when an instance is made. With a `refusal`, which is then the message,
+    that is so for all without `allow_unsound`.
     """
     hints, comments = typing.get_type_hints(config_type), _comments(config_type)
     fields: list[tuple[str, Any, Any]] = [
         ("reward", typing.Literal["partial", "binary"], dataclasses.field(default="partial", metadata={"help": REWARD}))
     ]
+    if refusal:
+        fields.append(("allow_unsound", bool, dataclasses.field(default=False, metadata={"help": ALLOW})))
     for field in dataclasses.fields(config_type):
         default = _default_of(field)
         kind = None if field.name in OURS else _plain_type(hints[field.name], default)
@@ -32,6 +38,8 @@ def options_type(config_type: type) -> type:
             fields.append((field.name, kind, dataclasses.field(default=value, metadata=help)))
 
     def check(self: Any) -> None:
+        if refusal and not self.allow_unsound:
+            raise TaskNotFoundError(refusal)
         config = make_config(config_type, self, seed=0, size=1)
         try:
             getattr(config, "validate", lambda: None)()
@@ -47,8 +55,8 @@ def options_type(config_type: type) -> type:
 
 def make_config(config_type: type, options: Any, **ours: int) -> Any:
     """The configuration of a dataset, from options of `options_type(config_type)`."""
-    values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
-    del values["reward"]
+    names = [field.name for field in dataclasses.fields(options) if field.name not in ("reward", "allow_unsound")]
+    values = {name: getattr(options, name) for name in names}
     lists = {field.name for field in dataclasses.fields(config_type) if isinstance(_default_of(field), list)}
     return config_type(**{name: list(value) if name in lists else value for name, value in values.items()}, **ours)
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from tinyzero_reasoning_gym.config import make_config, options_type
 from tinyzero_reasoning_gym.entries import known_answers, to_entry, to_ground_truth
+from tinyzero_reasoning_gym.guard import find_unread, holds_more
 from tinyzero_reasoning_gym.library import draw_entry, find_classes, make_dataset
 from tinyzero_reasoning_gym.scorers import why_unsafe
-from tinyzero_reasoning_gym.unsupported import UNSUPPORTED
+from tinyzero_reasoning_gym.unsupported import FAILED_CHECKS, UNSOUND, UNSUPPORTED
 from tinyzero_sdk import Item, Score, TaskInfo, hookimpl
 from tinyzero_sdk.errors import SettingsError, TaskNotFoundError
 from tinyzero_sdk.hookspecs import Message
@@ -23,7 +24,6 @@ from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.text import last_tagged
 
 ANSWER_RULE = "Put the final answer alone between <answer> and </answer>."
-_ROUNDING = 1e-9
 _MALFORMED = Score(0.0, correct=False, reason="malformed")
 _LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")
 RAISING = frozenset({"boxnet", "coin_flip", "game_of_life", "prime_factorization"})
@@ -48,9 +48,10 @@ class DatasetTask:
             raise TaskNotFoundError(f"rg/{dataset} is not supported: {UNSUPPORTED[dataset]}")
         self._dataset = dataset
         self._class, self._config_type = find_classes(dataset)
-        self._options_type = options_type(self._config_type)
+        allow = f"rg/{dataset} is not supported: {UNSOUND.get(dataset)}; task.allow_unsound=true takes it as it is"
+        self._options_type = options_type(self._config_type, refusal=allow if dataset in UNSOUND else "")
         self._scorer = lru_cache(maxsize=4)(self._make_scorer)
-        self._unsafe = why_unsafe(self._scorer(self._options_type()))
+        self._unsafe = why_unsafe(make_dataset(dataset, self._config_type(seed=0, size=1)))
 
     def _make_scorer(self, options: Any) -> Any:
         return make_dataset(self._dataset, make_config(self._config_type, options, seed=0, size=1))
@@ -58,8 +59,10 @@ class DatasetTask:
     @hookimpl
     def info(self) -> TaskInfo:
         doc = _LINK.sub(r"\1", (self._class.__doc__ or "").strip().partition("\n")[0])
+        failed = [check for check, names in FAILED_CHECKS.items() if self._dataset in names]
+        finds = f" (`tinyzero check` fails: {', '.join(failed)})" if failed else ""
         return TaskInfo(
-            description=doc or self._dataset.replace("_", " "),
+            description=(doc or self._dataset.replace("_", " ")) + finds,
             ability=self._class.__module__.split(".")[1],
             unsafe_scorer=self._unsafe,
         )
@@ -99,21 +102,29 @@ class DatasetTask:
 
     @hookimpl
     def score(self, answer: str, ground_truth: dict[str, str | None], options: Any) -> Score:
-        scorer, entry = self._scorer(options), to_entry(ground_truth)
-        try:
-            value = float(scorer.score_answer(answer, entry))
-        except RecursionError:  # nested as deeply as no answer is
+        entry = to_entry(ground_truth)
+        value = self._value(answer, entry, options)
+        if value is None:
             return _MALFORMED
+        known = list(known_answers(entry))
+        if value == 1.0:
+            unread = find_unread(answer, known, lambda text: self._value(text, entry, options) == 1.0)
+            return Score(0.0, correct=False, reason="wrong") if unread else Score(1.0, correct=True)
+        if not answer.strip() or holds_more(answer, known):
+            value = 0.0
+        return Score(value if options.reward == "partial" else 0.0, correct=False, reason="wrong")
+
+    def _value(self, answer: str, entry: dict[str, Any], options: Any) -> float | None:
+        """What reasoning-gym's scorer gives; None = it cannot read the answer."""
+        try:
+            return float(self._scorer(options).score_answer(answer, entry))
+        except (RecursionError, OverflowError):  # nested as deeply, or as large, as no answer is
+            return None
         except Exception as error:
             # Elsewhere what is raised is a fault, which the host counts; else it would look like a poor model.
             if self._dataset not in RAISING or isinstance(error, MemoryError):
                 raise
-            return _MALFORMED
-        if value == 1.0:
-            return Score(1.0, correct=True)
-        if 1.0 < value < 1.0 + _ROUNDING:  # partial credit that `spell_backward` adds up for a wrong answer
-            value = 1.0
-        return Score(value if options.reward == "partial" else 0.0, correct=False, reason="wrong")
+            return None
 
     @hookimpl
     def difficulty(self, item: Item) -> float:

@@ -1,11 +1,13 @@
-"""Datasets of reasoning-gym that cannot be tasks, each with the reason. A test looks for others in every version."""
+"""Datasets of reasoning-gym that cannot be tasks, or are refused unless the user allows them, each with the reason.
+
+Tests and `benchmarks/reasoning_gym.py` look for others in every version.
+"""
 
 _UNSTABLE = "its problems depend on the order of a set, so each process makes others"
 
 UNSUPPORTED = {
     "codeio": _UNSTABLE,
     "composite": "it is a mixture of other datasets; use those",
-    "game_of_life_halting": "its scorer gives full marks to any answer that is not empty",
     "intermediate_integration": _UNSTABLE,
     "isomorphic_strings": _UNSTABLE,
     "knight_swap": _UNSTABLE,
@@ -13,3 +15,17 @@ UNSUPPORTED = {
     "ransom_note": _UNSTABLE,
     "word_ladder": _UNSTABLE,
 }
+
+UNSOUND = {
+    "coin_flip": "its scorer takes any beginning of the right number, and so `0` for nine of ten",
+    "complex_arithmetic": "its scorer takes `nan` for right everywhere",
+    "game_of_life": "its scorer gives nine tenths of the marks to a board without life",
+    "game_of_life_halting": "its scorer gives full marks to any answer that is not empty",
+    "number_sorting": "its scorer takes numbers that are wrong by 1",
+    "propositional_logic": "its scorer takes `(P ∨ Q)` for three of four, as it follows from their premises",
+    "puzzle24": "its scorer takes any four numbers that make 24",
+}
+"""Refused unless `task.allow_unsound=true`: an answer that opens nearly every lock, or what is plainly wrong."""
+
+FAILED_CHECKS: dict[str, frozenset[str]] = {}
+"""The checks of `tinyzero check` that datasets fail, with reasoning-gym 0.1.25."""

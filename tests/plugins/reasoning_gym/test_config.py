@@ -7,7 +7,7 @@ import typing
 import pytest
 
 from tinyzero_reasoning_gym.config import make_config, options_type
-from tinyzero_sdk.errors import SettingsError
+from tinyzero_sdk.errors import SettingsError, TaskNotFoundError
 from tinyzero_sdk.settings import build, describe
 
 
@@ -57,3 +57,10 @@ def test_what_is_set_arrives_in_the_configuration():
 def test_what_the_configuration_refuses_is_a_settings_error():
     with pytest.raises(SettingsError, match="task: most must be >= least"):
         build(options_type(Config), {"least": 10}, prefix="task.")
+
+
+def test_what_is_refused_can_be_allowed():
+    options = options_type(Config, "it pays for nothing")
+    with pytest.raises(TaskNotFoundError, match="it pays for nothing"):
+        build(options, {}, prefix="task.")
+    assert make_config(Config, build(options, {"allow_unsound": True}, prefix="task."), seed=4) == Config(seed=4)
