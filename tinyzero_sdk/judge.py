@@ -14,13 +14,12 @@ from typing import Annotated, Any
 
 from tinyzero_sdk.disk_cache import DiskCache, content_key
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
-from tinyzero_sdk.openai_client import OpenAIClient, require_url
+from tinyzero_sdk.openai_client import FINAL, EndpointError, OpenAIClient, require_url
 from tinyzero_sdk.records import Json, RewardPart, Score
 
 REVERSED_VARIABLE = "TINYZERO_JUDGE_REVERSED"
 """Set where a check asks for the criteria in reverse."""
 
-_FINAL = (400, 401, 403, 404, 422)  # HTTP statuses that the same request gets again
 _CONTROL = re.compile(r"[<\[](?=[^]\s\d<\[({)>}'\"+.,:;=-]|-[^\d.]|\d[\d.,]*+\w)|\](?=[~!<])")
 """Where a mark may begin that a chat template or a tokenizer reads as its own: a bracket before anything but a space, a
 number, a further bracket or a quotation mark. `[1, -2]`, `[["a"]]` and `<= 3` are left as they are."""
@@ -193,8 +192,12 @@ class Judge:
                 messages, parameters | self._parameters, max_tokens=self._max_completion_tokens
             )
         except openai.APIStatusError as error:
-            raise client.describe(error, model) if error.status_code in _FINAL else error from error
+            raise client.describe(error, model) if error.status_code in FINAL else error from error
+        except EndpointError as error:  # a malformed answer, after which the next may be better
+            raise ValueError(str(error)) from error
         self._cache.spend(self._name, tokens=reply.tokens)
+        if reply.completions[0].filtered:
+            raise ValueError("the content filter of the judge's server withheld the grades")
         return reply.completions[0].text
 
     def _parse(self, text: str) -> dict[str, float]:

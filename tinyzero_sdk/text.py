@@ -1,7 +1,7 @@
 """Parse a model's text: remove special tokens, and find its answer in tags, in a box or after `####`.
 
-Always linear in the length of the text, of which an answer is looked for in the last `READ` characters only. No scores
-here.
+Always linear in the length of the text, of which an answer is looked for in the last `READ` characters only. What is
+between `<think>` and `</think>` is no answer, nor is what stands in a thought that never ends. No scores here.
 """
 
 import re
@@ -39,9 +39,9 @@ def last_tagged(text: str, tag: str = "answer") -> str | None:
     Example:
         >>> last_tagged("<think><answer>1</answer></think> so <answer>\\n2 </answer>")
         '2'
+        >>> last_tagged("<think>Perhaps <answer>1</answer>? Let me see whether")
     """
-    if len(text) > READ:
-        text = text[-READ:]
+    text = _after_thought(text)
     opening, closing = _TAGS if tag == "answer" else (f"<{tag}>", f"</{tag}>")
     span = _find_tagged(text, opening, closing)
     return None if span is None else text[span[0] : span[1]].strip()
@@ -56,7 +56,7 @@ def last_boxed(text: str) -> str | None:
         >>> last_boxed(r"\\boxed{1} then \\boxed{\\frac{3}{4}} and \\boxed{5")
         '\\\\frac{3}{4}'
     """
-    text = text[-READ:]
+    text = _after_thought(text)
     return _cut(text, _find_boxed(text, text.rfind("</think>") + 1))
 
 
@@ -71,7 +71,7 @@ def last_hashed(text: str) -> str | None:
         >>> last_hashed("#### 42\\n#### Explanation\\n20 + 22 = 42")
         '42'
     """
-    text = text[-READ:]
+    text = _after_thought(text)
     return _cut(text, _find_hashed(text, text.rfind("</think>") + 1))
 
 
@@ -85,7 +85,7 @@ def last_answer(text: str) -> str | None:
         >>> last_answer(r"<answer>41</answer> No: \\boxed{42}.")
         '42'
     """
-    text = text[-READ:]
+    text = _after_thought(text)
     span = _find_tagged(text, *_TAGS)
     # What begins before the tags does not count, and behind them there is little left to search.
     begin = text.rfind("</think>") + 1 if span is None else span[0]
@@ -112,6 +112,14 @@ _UNDRESSED = re.compile(r"(?:\\[A-Za-z]++|[^\w]|_)*+")
 _ESCAPED = re.compile(r"\\[{}]")
 _HASHES = re.compile(r"#{4,}+")
 _MOST_HASHES = 64  # from the end: so many headings may follow an answer
+
+
+def _after_thought(text: str) -> str:
+    """The last `READ` characters that can hold an answer: none behind a `<think>` that no `</think>` follows."""
+    opened = text.find("<think>", text.rfind("</think>") + 1)
+    if opened >= 0:
+        text = text[:opened]
+    return text[-READ:] if len(text) > READ else text
 
 
 def _cut(text: str, span: _Span | None) -> str | None:

@@ -14,8 +14,8 @@ TANGLES = st.lists(st.sampled_from(PIECES), max_size=30).map("".join)
 
 
 def slow_last_tagged(text):
-    """The same by its definition: after the last </think>, the last opening tag that has a closing one after it."""
-    rest = text.split("</think>")[-1]
+    """The same by its definition: between the last </think> and a <think>, the last opening tag that is closed."""
+    rest = text.split("</think>")[-1].split("<think>")[0]
     found = re.findall(r"<answer>(?=(.*?)</answer>)", rest, re.DOTALL)
     return found[-1].strip() if found else None
 
@@ -33,7 +33,8 @@ def test_last_tagged_equals_its_definition(text):
         ("<answer>1</answer> or <answer>2</answer>", "2"), ("<answer>1</answer> or <answer>2", "1"),
         ("<answer><answer>1</answer>", "1"), ("<answer>1</answer></answer>", "1"),
         ("<answer>1</answer></think>", None), ("<think><answer>1</answer></think><answer>2</answer>", "2"),
-        ("<answer>1</think></answer>", None), ("<Answer>1</Answer>", None),
+        ("<answer>1</think></answer>", None), ("<Answer>1</Answer>", None), ("<think>So <answer>1</answer>. But", None),
+        ("<answer>1</answer> <think>Or <answer>2</answer>?", "1"), ("<think>a</think><think><answer>1</answer>", None),
     ],
 )  # fmt: skip
 def test_last_tagged_cases(text, answer):
@@ -45,12 +46,13 @@ def test_other_tags():
 
 
 BOX_PIECES = [r"\boxed{", r"\boxed {", r"\boxed", "{", "}", r"\{", r"\}", "1", " ", "</think>", "\n", "a", "answer"]
-BOX_TANGLES = st.lists(st.sampled_from([*BOX_PIECES, "<answer>", "</answer>", "####"]), max_size=30).map("".join)
+BOX_PIECES += ["<think>", "<answer>", "</answer>", "####"]
+BOX_TANGLES = st.lists(st.sampled_from(BOX_PIECES), max_size=30).map("".join)
 
 
 def slow_last_boxed(text):
     """The same by its definition: of the boxes after the last </think> whose braces match, the one that begins last."""
-    rest = text.split("</think>")[-1]
+    rest = text.split("</think>")[-1].split("<think>")[0]
     for opening in reversed(list(re.finditer(r"\\boxed[ \t]*\{", rest))):
         depth = 1
         for brace in re.finditer(r"\\[{}]|[{}]", rest[opening.end() :]):
@@ -70,7 +72,8 @@ def test_last_answer_is_that_of_the_form_that_begins_last(text):
     answers = {last_tagged(text), last_boxed(text), last_hashed(text)}
     assert last_answer(text) in answers
     assert (last_answer(text) is None) == (answers == {None})
-    wrapped = {f"{text}<answer>7</answer>", f"{text}\n#### 7\n", f"{text}\n\\boxed{{7}}"}
+    ended = f"{text}</think>" if "<think>" in text else text
+    wrapped = {f"{ended}<answer>7</answer>", f"{ended}\n#### 7\n", f"{ended}\n\\boxed{{7}}"}
     assert {last_answer(longer) for longer in wrapped} == {"7"}
 
 

@@ -14,7 +14,8 @@ from typing import Any
 from unittest.mock import patch
 
 TLS = functools.cache(ssl.create_default_context)  # a client reads all certificates for each, which takes a while
-Reply = tuple[int, Any]  # status, and the body: text as it is, everything else as JSON
+Reply = tuple[int, Any] | tuple[int, Any, str]
+"""Status, the body (text as it is, everything else as JSON), and its type if that is not JSON."""
 
 
 def complete(prompt, number):
@@ -82,10 +83,10 @@ def serve():
 
         def do_POST(self):
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            status, reply = endpoint.answer(self.path, self.headers.get("Authorization", ""), json.loads(body))
+            status, reply, *kind = endpoint.answer(self.path, self.headers.get("Authorization", ""), json.loads(body))
             content = (reply if isinstance(reply, str) else json.dumps(reply)).encode()
             self.send_response(status)
-            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Type", *(kind or ["application/json"]))
             self.send_header("Content-Length", str(len(content)))
             self.send_header("retry-after-ms", "1")
             self.end_headers()

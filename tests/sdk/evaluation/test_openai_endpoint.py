@@ -1,16 +1,24 @@
 """Servers as they are: what they leave out, refuse and repeat, and how they fail."""
 
+import asyncio
 import json
+import re
 import sys
+from contextlib import suppress
 from unittest.mock import Mock
 
 import pytest
 
 from tests.sdk.evaluation.conftest import rows_of
+from tests.sdk.evaluation.endpoint_answers import CASES, mutations, reply, stream
+from tests.sdk.evaluation.fake_endpoint import complete
+from tinyzero_sdk import RewardPart
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.evaluation.evaluate import evaluate
 from tinyzero_sdk.evaluation.openai_endpoint import EndpointOptions, plan_endpoint
 from tinyzero_sdk.evaluation.protocol import EvaluationRequest
+from tinyzero_sdk.judge import Judge
+from tinyzero_sdk.openai_client import _AnswerError, _read, said
 
 
 @pytest.fixture
@@ -22,7 +30,8 @@ def sample(server, task, tmp_path, monkeypatch):
 
     def sample(size=3, samples=2, overrides=(), **options):
         output = tmp_path / "out.jsonl"
-        request = EvaluationRequest(task=task, model="m", overrides=overrides, size=size, samples=samples)
+        sampled = {name: options.pop(name) for name in ("temperature", "top_p", "seed") if name in options}
+        request = EvaluationRequest(task=task, model="m", overrides=overrides, size=size, samples=samples, **sampled)
         observer = Mock()
         evaluate(plan_endpoint(request, EndpointOptions(server.url, **options)), output, observer)
         kept, finished, total = observer.sampling.call_args.args
@@ -41,21 +50,100 @@ def test_one_completion_at_a_time_where_the_server_ignores_n(server, sample):
     assert {row["token_count"] for row in rows} == {7}
 
 
-def test_one_completion_at_a_time_where_the_server_refuses_n(server, sample):
-    refusal = (400, {"error": {"message": "n must be 1"}})
-    server.intervene = lambda number, request: refusal if "n" in request else None
-    assert len(sample(concurrency=3)) == 6
+BY_NAME = pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 
 
-def test_the_limit_under_the_name_that_the_server_wants(server, sample):
+@pytest.mark.slow
+@BY_NAME
+def test_an_evaluation_takes_what_servers_answer(case, server, sample, capsys):
+    texts, expected = [], case.get("expected", {})
+
     def intervene(number, request):
-        if "max_tokens" in request:
-            return 400, {"error": {"message": "Unsupported parameter: use 'max_completion_tokens' instead."}}
-        request["max_tokens"] = request["max_completion_tokens"]
-        return None
+        texts.append(complete(request["messages"][-1]["content"], 0))
+        return reply(case, number, request, texts[-1])
 
     server.intervene = intervene
-    assert len(sample()) == 6
+    asked = {"size": 1, "concurrency": 1, "retries": 1, "temperature": 0.7, "top_p": 0.9, "seed": 3}
+    if "error" in expected:
+        with pytest.raises(TinyZeroError, match=expected["error"]):
+            sample(**asked)
+        return
+    rows = sample(**asked)
+    text = "" if "withheld" in expected else texts[0]
+    found = [(row["completion"].removesuffix("\u2028"), row.get("reasoning_content"), row["finished"]) for row in rows]
+    assert found == [(text, expected.get("thought"), expected.get("finished", True))] * 2
+    warnings = re.findall("^warning: .*", capsys.readouterr().err, re.MULTILINE)
+    assert [expected["warning"] in one for one in warnings] == [True] * ("warning" in expected)
+    assert len(server.requests) == expected.get("requests", len(server.requests))
+
+
+@pytest.mark.slow
+@BY_NAME
+def test_a_judge_takes_what_servers_answer(case, server, monkeypatch, tmp_path):
+    monkeypatch.setenv("TINYZERO_CACHE_DIR", str(tmp_path))
+    expected, grades = case.get("expected", {}), json.dumps({"explanation": "Good.", "good": 1.0})
+    server.intervene = lambda number, request: reply(case, number, request, grades)
+    judge = Judge({"good": RewardPart(description="It is good.")}, model="m", base_url=server.url, temperature=0.7)
+
+    async def ask():
+        try:
+            if "times" in case:  # the scorer asks again
+                with pytest.raises(ValueError, match=r"an error in its answer|broke off"):
+                    await judge.score(question="?", answer="!")
+            return await judge.score(question="?", answer="!")
+        finally:
+            await judge.aclose()
+
+    if {"error", "withheld"} & {*expected}:
+        with pytest.raises((TinyZeroError, ValueError), match=expected.get("error", ".").replace("2 times", "1 time")):
+            asyncio.run(ask())
+    else:
+        assert asyncio.run(ask()).correct
+
+
+@pytest.mark.slow
+def test_the_command_meets_a_server_that_refuses_all_that_can_be_left_out(server, task, run, tmp_path):
+    """Several completions, then temperature, top-p and seed, then what is no stream, then its usage."""
+
+    def intervene(number, request):
+        for name in ("n", "temperature", "top_p", "seed"):
+            if name in request:
+                return 422, {"detail": [{"loc": ["body", name], "msg": "Extra inputs are not permitted"}]}
+        if not request.get("stream"):
+            return 400, {"error": {"message": "Set stream to true: this model gives nothing but streams."}}
+        if "stream_options" in request:
+            return 400, {"error": {"message": "unknown field stream_options"}}
+        return 200, stream([{"content": complete(request["messages"][-1]["content"], 0)}]), "text/event-stream"
+
+    server.intervene = intervene
+    words = ["--size", 4, "-n", 2, "--temperature", 0.7, "--seed", 1, "--output", tmp_path / "out.jsonl"]
+    code, _, err = run("eval", "--task", task, "--endpoint", server.url, "--model", "m", *words)
+    assert code == 0, err
+    assert len(rows_of(tmp_path / "out.jsonl")) == 8
+    for name in ("temperature", "top_p", "seed"):
+        assert err.count(f"does not take {name}, which is left out") == 1
+
+
+def test_any_answer_is_read_or_refused():
+    """Every value of an answer, of a stream and of an error, replaced by others."""
+    parts = [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "1"}]
+    answers = [json.dumps(one) for case in CASES[:3] for one in mutations(case["body"])]
+    for event in mutations(
+        {"choices": [{"index": 0, "delta": {"content": parts}, "finish_reason": "stop"}], "usage": {}}
+    ):
+        answers.append(f"data: {json.dumps(event)}\n\n{stream([])}")
+    nested = '{"choices":' + "[" * 900 + "]" * 900 + "}"
+    answers += ["", "[", "[" * 100_000, "data: [DONE]", "data:", "data: " + "[" * 100_000, nested]
+    read = 0
+    for answer in answers:
+        with suppress(_AnswerError):
+            read += sum(isinstance(completion.text, str) for completion in _read(answer).completions)
+    assert read > 100
+    deep = {}
+    for _ in range(2000):
+        deep = {"message": [deep], "error": deep}
+    for body in (*mutations({"detail": [{"loc": ["n"], "msg": "no"}], "code": "x", "message": {"error": "y"}}), deep):
+        assert isinstance(said(body), str)
 
 
 def test_an_answer_without_usage_or_text(server, sample):
@@ -82,10 +170,10 @@ def test_requests_that_fail_are_repeated(server, sample):
 @pytest.mark.parametrize(
     ("reply", "tries", "expected"),
     [
-        ((500, {"error": {"message": "out of memory"}}), 3, "answered 500 3 times (Error code: 500"),
+        ((500, {"error": {"message": "out of memory"}}), 3, "answered 500 3 times (out of memory)"),
         ((429, {"error": {"message": "quota"}}), 3, "answered 429 3 times"),
         ((404, {"error": {"message": "no such model"}}), 1, "has no model 'm', or is not the base of an API"),
-        ((400, {"error": {"message": "too long"}}), 1, "rejects the request (Error code: 400"),
+        ((400, {"error": {"message": "too long"}}), 1, "rejects the request (400: too long)"),
         ((200, "{no json"), 3, "returned an answer that is not JSON"),
         ((200, '{"choices": "x"}'), 3, "returned an answer without choices 3 times"),
         ((200, {"choices": [{}]}), 3, "without choices 3 times"),
