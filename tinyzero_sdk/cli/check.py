@@ -140,5 +140,5 @@ def _show_failures(report: "Report") -> None:
     counts = {status: sum(result.status == status for result in report.results) for status in _STYLES}
     stdout.print()
     stdout.print(Text(" · ".join(f"{count} {status}" for status, count in counts.items() if count)))
-    if any("oracle" in result.prop.needs and result.why.startswith("no oracle") for result in report.results):
-        stdout.print(Text("not tested for wrong answers that are rewarded: the task has no oracle", "bold yellow"))
+    if report.unknown:
+        stdout.print(Text(report.unknown, "bold yellow"), soft_wrap=True)

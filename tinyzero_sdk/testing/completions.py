@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tinyzero_sdk.testing.gold import Gold
 from tinyzero_sdk.testing.grammar import Choose
+from tinyzero_sdk.testing.neighbours import partitions
 
 Tokens = list[str]
 tokenize = re.compile(r"[0-9]+|[A-Za-z]+|[ ]+|.", re.DOTALL).findall
@@ -200,6 +201,26 @@ def repeat_span(tokens: Tokens, stock: Stock) -> Tokens:
     return tokens
 
 
+def change_part(tokens: Tokens, stock: Stock) -> Tokens:
+    """A line, list item, word, term or number dropped, doubled, moved, or exchanged with another."""
+    ways = list(partitions("".join(tokens)))
+    if not ways:
+        return tokens
+    parts = ways[stock.choose(len(ways))]
+    own, separators, kind = parts.pieces[::2], [*parts.pieces[1::2], ""], stock.choose(4)
+    first, second = stock.choose(len(own)), stock.choose(len(own))
+    if kind == 0:
+        del own[first], separators[max(first - 1, 0)]
+    elif kind == 1:
+        own.insert(second, own[first])
+        separators.insert(0, separators[0])
+    elif kind == 2:
+        own.insert(second, own.pop(first))
+    else:
+        own[first], own[second] = own[second], own[first]
+    return [parts.join(piece for pair in zip(own, separators, strict=True) for piece in pair)]
+
+
 def bracket_span(tokens: Tokens, stock: Stock) -> Tokens:
     """Brackets around two neighbouring numbers, or more."""
     places = _number_places(tokens)
@@ -242,7 +263,18 @@ _MARKS = [
 MUTATORS: tuple[Callable[[Tokens, Stock], Tokens], ...] = (
     *(change_number, change_digit, edit_character, lengthen_two, lengthen_two, shuffle_numbers, shuffle_numbers),
     *(respell_number, join_numbers, join_numbers, change_symbol, change_symbol, change_operators, put_in),
-    *(put_in_strange, put_in_step, take_out, repeat_span, bracket_span, drop_brackets, splice, claim_result, wrap),
+    *(
+        put_in_strange,
+        put_in_step,
+        take_out,
+        repeat_span,
+        change_part,
+        bracket_span,
+        drop_brackets,
+        splice,
+        claim_result,
+        wrap,
+    ),
 )
 """The mutations of answers; those that find faults most often are listed twice."""
 

@@ -77,15 +77,21 @@ def find_gold(task: Task, item: Item) -> Gold | None:
     completion = task.solve(item)
     if completion is None:
         return None
-    answer = task.extract_answer(completion)
-    before, inside, after = completion.rpartition(answer) if answer else ("", "", "")
-    if not inside:
+    gold = cut_at_answer(task, item, completion)
+    if gold is None:
         raise BrokenTaskError(
-            f"task {task.name!r}: extract_answer found {answer!r} in the gold completion {completion!r}; "
-            "expected a part of that text, so that the answer can be cut out of it; "
+            f"task {task.name!r}: extract_answer found {task.extract_answer(completion)!r} in the gold completion "
+            f"{completion!r}; expected a part of that text, so that the answer can be cut out of it; "
             "return the answer as the completion spells it, and normalize it in `score`"
         )
-    return Gold(item, before, inside, after)
+    return gold
+
+
+def cut_at_answer(task: Task, item: Item, completion: str) -> Gold | None:
+    """The completion, cut at the answer that the task extracts from it; None if it does not contain that."""
+    answer = task.extract_answer(completion)
+    before, inside, after = completion.rpartition(answer) if answer else ("", "", "")
+    return Gold(item, before, inside, after) if inside else None
 
 
 def golds(task: Task, count: int, *, seed: int = 0) -> Iterator[Gold]:

@@ -83,6 +83,16 @@ class Report:
     def failed(self) -> list[Result]:
         return [result for result in self.results if result.status == "failed"]
 
+    @property
+    def unknown(self) -> str:
+        """What these checks cannot know for lack of an oracle, and what would settle it; empty with an oracle."""
+        if not any(result.status == "not checked" and "oracle" in result.prop.needs for result in self.results):
+            return ""
+        return (
+            "not known without an oracle: whether wrong answers farther from gold are rewarded, and right ones in "
+            "other words are not; the hook `oracle` settles it, or labelled cases of both"
+        )
+
     def __getitem__(self, name: str) -> Result:
         return next(result for result in self.results if result.prop.name == name)
 
@@ -93,6 +103,7 @@ class Report:
             "version": self.version,
             "seed": self.seed,
             "passed": self.passed,
+            "unknown": self.unknown,
             "checks": [
                 {
                     "check": result.prop.name,

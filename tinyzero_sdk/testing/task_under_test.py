@@ -21,7 +21,7 @@ from tinyzero_sdk.scoring.pool import ScoringPool
 from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.testing import sampling
 from tinyzero_sdk.testing.cases import Case
-from tinyzero_sdk.testing.gold import LONG, Gold, TestCompletion, find_gold
+from tinyzero_sdk.testing.gold import LONG, Gold, TestCompletion, cut_at_answer, find_gold
 from tinyzero_sdk.testing.ground_truth_mutation import coincides, nudge
 from tinyzero_sdk.testing.property import Failure, NotChecked, Property
 from tinyzero_sdk.testing.sandbox import TIMEOUT, Sandbox
@@ -32,6 +32,8 @@ from tinyzero_sdk.workers.process import ClosesOnExit
 ITEM_COUNT = 64
 
 PRESENTATION_COUNT = 16  # gold completions, the shortest ones, that others are made from
+MANY_RIGHT_ANSWERS = 24  # whose neighbours are tried
+FEW_RIGHT_ANSWERS = 4  # of asynchronous scorers, whose calls may cost money
 SHRINK_SECONDS = 6.0
 
 SEARCH_SECONDS = 15.0  # time for one property without a failure, whatever number of examples was requested
@@ -149,6 +151,40 @@ class TaskUnderTest(ClosesOnExit):
         if not golds:
             raise NotChecked("no gold completion scores full; see gold-scores-full")
         return golds
+
+    @cached_property
+    def right_answers(self) -> list[Gold]:
+        """Completions that score full, of some problems with different right answers.
+
+        Where the task has no `solve`, they are found among its demonstrations and known cases, and its ground truths.
+
+        Raises:
+            NotChecked: there are none.
+        """
+        if self.golds:
+            bare = self.full_presentations[0]
+            golds = [replace(bare, item=gold.item, answer=gold.answer) for gold in self.golds]
+        else:
+            golds = [*self._stand_ins()]
+        outcomes = self.observe_all([gold.sample(gold.completion) for gold in golds])
+        pairs = zip(golds, outcomes, strict=True)
+        full = [*{gold.answer: gold for gold, outcome in pairs if self.is_full(outcome)}.values()]
+        if not full:
+            raise NotChecked("no right answer is known; add the hook `solve`")
+        return full[:: -(-len(full) // (FEW_RIGHT_ANSWERS if self.task.is_async else MANY_RIGHT_ANSWERS))]
+
+    def _stand_ins(self) -> Iterator[Gold]:
+        texts = [(item, self.task.demonstrate(item, self.seed) or "") for item in self.items]
+        texts += [(Item(case.ground_truth, {}), case.completion) for case in self.cases if case.correct]
+        texts += [
+            (item, form.format(item.ground_truth))
+            for item in self.items
+            if isinstance(item.ground_truth, str | int | float)
+            for form in ("<answer>{}</answer>", "\\boxed{{{}}}", "#### {}")
+        ]
+        for item, text in texts:
+            if gold := cut_at_answer(self.task, item, text):
+                yield gold
 
     def is_full(self, outcome: Outcome) -> bool:
         return outcome.correct and (self.task.info.judge is not None or outcome.value == self.task.info.score_range[1])

@@ -34,6 +34,17 @@ def extracts(answer, **hooks):
     return {"extract_answer": f"{HOOK}extract_answer(completion): return {answer}", **hooks}
 
 
+def gives(answer, is_right):
+    """Another right answer, of the two numbers, and when one is right; without an oracle."""
+    solve = f"""
+@hookimpl
+def solve(item):
+    left, right = item.ground_truth["numbers"]
+    return f"<answer>{answer}</answer>"
+"""
+    return rewards(f"float({is_right})", solve=solve, oracle=None)
+
+
 def compares(expression):
     """A comparison that gives each answer an expression."""
     rewards = f"{expression} for place, (answer, score) in enumerate(zip(answers, scores))"
@@ -153,6 +164,12 @@ def score(answer, ground_truth):
 """,
         "oracle": None,
     },
+    "numbers-count": rewards(
+        'float(answer.isdigit() and abs(int(answer[:9]) - ground_truth["total"]) < 2)', oracle=None
+    ),
+    "parts-count": rewards('float(answer.endswith(str(ground_truth["total"])))', oracle=None),
+    "order-counts": gives("{left}, {right}", 'sorted(answer.split(", ")) == sorted(map(str, ground_truth["numbers"]))'),
+    "letters-count": gives("total {left}", 'answer.split(" ")[-1] == str(ground_truth["numbers"][0])'),
     "groups-are-scored": compares("score.value / (len(answers) - 1)"),
     "order-of-group-is-free": compares("score.value / (1 + answers.index(answer))"),
     "ties-are-fair": compares("score.value * (place == sorted(range(len(answers)), key=answers.__getitem__)[0])"),
