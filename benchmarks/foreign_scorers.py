@@ -100,7 +100,8 @@ def wrong_answers(task: Task, items: list[Item]) -> Iterator[str]:
         for place, gold in enumerate(golds):
             if gold and (text := change(gold, others[place])) and text != gold:
                 trials.append((name, text, place))
-    tried, right, paid = Counter[str](), Counter[str](), Counter[str]()
+    tried, right = Counter[str](), Counter[str]()
+    paid: dict[str, float] = dict.fromkeys((kind for kind, *_ in trials), 0.0)
     scores = score(task, [text for _, text, _ in trials], [items[place] for *_, place in trials])
     for (kind, *_), (correct, value) in zip(trials, scores, strict=True):
         tried[kind] += 1
@@ -119,7 +120,7 @@ def answers(names: Names = None, items: Annotated[int, typer.Option(help="proble
     unknown = 0
     for name in known_names(names):
         task = load(name)
-        found = list(wrong_answers(task, task.generate("train", items, seed=1)))
+        found = list(wrong_answers(task, list(task.generate("train", items, seed=1))))
         unknown += name not in UNSOUND and bool(found)
         print(
             f"{name}: {'refused by default; ' if name in UNSOUND else ''}{len(found) or 'nothing'} found",
