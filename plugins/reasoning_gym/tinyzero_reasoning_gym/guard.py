@@ -10,11 +10,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-_PIECE = re.compile(r"\d+(?:[.,]\d+)*|[^\W\d_]+|(?<!\w)[-−–¬~!](?=\w|\s*\d)")
+_PIECE = re.compile(r"\d+(?:[.,]\d+)*|[^\W\d_]+|(?<!\w)[-−–¬~!≠](?=\w|\s*\d)")
 """A number, a word, or a sign before one of them; punctuation, brackets and units such as % may be left unread."""
 
 _NONSENSE = " zq "
 _NUMBERS = ("8", "97")  # no two numbers mean the same everywhere: not in a quarter turn, nor as a remainder
+_MOST = 100  # pieces that are tried, so that the time stays linear in the length of the answer
 _PLAIN = frozenset({"a", "an", "and", "answer", "are", "final", "is", "the"})
 
 
@@ -40,12 +41,15 @@ def find_unread(answer: str, known: Iterable[str], is_right: Callable[[str], boo
     left = Counter(dict.fromkeys(_PLAIN, len(answer)))
     for text in known:
         left |= Counter(piece.casefold() for piece in _PIECE.findall(text))
+    beyond: list[re.Match[str]] = []
     for found in _PIECE.finditer(answer):
-        piece, before, after = found[0].casefold(), answer[: found.start()], answer[found.end() :]
-        left[piece] -= 1
-        if left[piece] == -1 and (  # so each piece is tried once
-            is_right(before + _NONSENSE + after)
-            or (piece[0].isdigit() and all(is_right(before + number + after) for number in _NUMBERS))
+        left[found[0].casefold()] -= 1
+        if left[found[0].casefold()] == -1:  # so each piece is tried once
+            beyond.append(found)
+    for found in beyond[:_MOST]:
+        before, after = answer[: found.start()], answer[found.end() :]
+        if is_right(before + _NONSENSE + after) or (
+            found[0][0].isdigit() and all(is_right(before + number + after) for number in _NUMBERS)
         ):
             return found[0]
     return None

@@ -38,6 +38,7 @@ def one_of_ten(text):
         (first_number, "120", "120, not 120", "not"),
         (first_number, "120", "-120", "-"),
         (first_number, "120", "= - 120", "-"),
+        (first_number, "120", "≠ 120", "≠"),
         (first_number, "120", "120 or 130", "or"),
         (first_number, "120", "120 130", "130"),
         (first_number, "120", "120\n120", "120"),
@@ -69,3 +70,9 @@ def test_a_right_answer_is_read_to_its_end(scorer, gold, answer, unread):
 def test_an_answer_that_holds_the_known_one_and_more(answer, holds):
     assert holds_more(answer, ["12"]) == holds
     assert not holds_more(answer, [])
+
+
+def test_the_scorer_is_called_a_bounded_number_of_times():
+    calls = []
+    find_unread(" ".join(map(str, range(10_000))), [], lambda text: bool(calls.append(text)))
+    assert len(calls) == 200
