@@ -232,7 +232,7 @@ def test_what_is_nested_too_deeply_is_malformed(monkeypatch):
     task = load_task("rg/chain_sum")
     [item] = task.generate("train", 1)
     monkeypatch.setattr(find_classes("chain_sum")[0], "score_answer", lambda self, text, entry: json.loads(text))
-    assert task.score_completion(f"<answer>{'[' * 200_000}</answer>", item.ground_truth).reason == "malformed"
+    assert task.score_completion(f"<answer>{'[' * 50_000}</answer>", item.ground_truth).reason == "malformed"
     assert task.error_count == 0
 
 
