@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tinyzero_trainer.algorithms.kl import exact
+from tinyzero_trainer.algorithms.kl import entropy, exact
 from tinyzero_trainer.models.fused_logprobs import _gradient, _statistics, token_statistics
 
 
@@ -129,11 +129,13 @@ def test_a_frozen_head_gets_no_gradient_and_large_logits_stay_finite():
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("anchored", [False, True])
+@pytest.mark.parametrize("impossible", [0, 3 / 7])  # of 10,001 more than a block
 @pytest.mark.parametrize("vocabulary", [7, 1252, 4096, 10_001])
-def test_the_kernels_compute_what_is_written_out(vocabulary, anchored, dtype):
+def test_the_kernels_compute_what_is_written_out(vocabulary, impossible, anchored, dtype):
     from tinyzero_trainer.models import fused_logprobs_triton as head_kernels
 
     logits = (3 * torch.randn(33, vocabulary, device="cuda")).to(dtype)
+    logits[:, : int(vocabulary * impossible)] = -torch.inf
     anchors = (logits + torch.randn_like(logits)).to(dtype) if anchored else None
     targets = torch.randint(0, vocabulary, (33,), device="cuda")
     upstream = torch.randn(3 if anchored else 2, 33, device="cuda")
@@ -155,3 +157,31 @@ def test_the_kernels_find_no_divergence_where_there_is_none(vocabulary):
     upstream = [torch.zeros(33, device="cuda"), torch.zeros(33, device="cuda"), torch.ones(33, device="cuda")]
     targets = torch.zeros(33, dtype=torch.long, device="cuda")
     assert not head_kernels.gradient(logits, logits.clone(), targets, columns, upstream, 0.7).any()
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 999), masked=st.integers(1, 5), temperature=st.sampled_from([0.3, 1.0]))
+def test_logits_of_minus_infinity_add_nothing(seed: int, masked: int, temperature: float) -> None:
+    """Values and gradients are those without these entries of the vocabulary, written out or fused."""
+    generator = torch.Generator().manual_seed(seed)
+    logits, anchors = (4 * torch.randn(3, 9, generator=generator) for _ in range(2))
+    hidden = torch.randperm(9, generator=generator)[:masked]
+    seen = torch.tensor([entry for entry in range(9) if entry not in hidden])
+    targets, places = seen[:3], torch.arange(3)
+    logits[:, hidden] = anchors[:, hidden] = -torch.inf
+    upstream = [torch.randn(3, generator=generator) for _ in range(3)]
+    for other, few_other in ((None, None), (anchors, anchors[:, seen])):
+        found = _statistics(logits, other, targets, temperature)
+        torch.testing.assert_close(found, _statistics(logits[:, seen], few_other, places, temperature))
+        gradient = _gradient(logits.clone(), other, targets, found, upstream, temperature)
+        few = _gradient(logits[:, seen], few_other, places, found, upstream, temperature)
+        torch.testing.assert_close(gradient, torch.zeros(3, 9).index_copy(1, seen, few))
+
+    free = logits.requires_grad_(True)
+    own, of_reference = (torch.log_softmax(values / temperature, -1) for values in (free, anchors))
+    results = torch.stack([entropy(own), exact(own, of_reference)])
+    found = _statistics(logits.detach(), anchors, targets, temperature)[[1, 3]]
+    torch.testing.assert_close(results.detach(), found, rtol=1e-5, atol=1e-4)
+    results.sum().backward()
+    assert free.grad is not None
+    assert free.grad.isfinite().all()

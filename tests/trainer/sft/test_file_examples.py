@@ -75,6 +75,16 @@ def scored(task: Task, item: Any, completion: str, **columns: Any) -> dict[str, 
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+def test_reasoning_that_is_given_apart_is_learned_before_the_answer(read: Read, name: str) -> None:
+    said = {"role": "assistant", "content": "4", "reasoning_content": "2 and 2"}
+    learned = "<think>\n2 and 2\n</think>\n\n4"
+    examples = read([{"messages": [*CHAT, said, CHAT[1], {"role": "assistant", "content": "5"}]}], name)
+    assert [text for _, text in texts(examples)] == [learned, "5"]
+    row = {"prompt": CHAT, "completion": "4", "correct": True, "reasoning_content": "2 and 2", "ground_truth": "4"}
+    assert [text for _, text in texts(read([row], name))] == [learned]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
 def test_prompts_with_completions_are_text_or_messages(read: Read, name: str) -> None:
     as_text = [{"prompt": "1+1=", "completion": "2"}, {"prompt": "1+2=", "completion": "3"}]
     assert texts(read(as_text, name)) == [("1+1=", "2"), ("1+2=", "3")]

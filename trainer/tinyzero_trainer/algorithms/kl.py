@@ -67,12 +67,14 @@ SAMPLED: Mapping[str, Divergence] = {
 
 def exact(log_distribution: Tensor, reference_log_distribution: Tensor) -> Tensor:
     """Σ_v π(v) · (log π(v) − log π_ref(v)), [tokens], from log π and log π_ref, [tokens, vocabulary] each."""
-    return (log_distribution.exp() * (log_distribution - reference_log_distribution)).sum(dim=-1)
+    probabilities, log_ratio = log_distribution.exp(), log_distribution - reference_log_distribution
+    return (probabilities * log_ratio.masked_fill(probabilities == 0, 0)).sum(dim=-1)  # 0 · log 0 = 0
 
 
 def entropy(log_distribution: Tensor) -> Tensor:
     """Entropy in nats, [tokens], of log π [tokens, vocabulary]."""
-    return -(log_distribution.exp() * log_distribution).sum(dim=-1)
+    # 0 · log 0 = 0: below the bound π is 0, also in float32.
+    return -(log_distribution.exp() * log_distribution.clamp(min=-1e4)).sum(dim=-1)
 
 
 def adapted_coefficient(coefficient: float, measured: float, *, target: float, horizon: int, count: int) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tinyzero_trainer.algorithms.kl import entropy, exact
 from tinyzero_trainer.models.float8 import Rounded, cast, product
 from tinyzero_trainer.models.float8_format import FP8, FP8_MAX, SMALLEST_SCALE
 from tinyzero_trainer.models.sizes import HEAD_ELEMENTS, KEPT_ELEMENTS
@@ -149,14 +150,12 @@ def _statistics(logits: Tensor, anchors: Tensor | None, targets: Tensor, tempera
     scaled = logits.float() / temperature
     total = torch.logsumexp(scaled, dim=-1)
     logprobs = scaled - total[:, None]
-    entropy = -(logprobs.exp() * logprobs).sum(dim=-1)
-    statistics = [logprobs.gather(1, targets[:, None]).squeeze(1), entropy, total]
+    statistics = [logprobs.gather(1, targets[:, None]).squeeze(1), entropy(logprobs), total]
     if anchors is None:
         return torch.stack(statistics)
     scaled = anchors.float() / temperature
     total = torch.logsumexp(scaled, dim=-1)
-    divergence = (logprobs.exp() * (logprobs - (scaled - total[:, None]))).sum(dim=-1)
-    return torch.stack([*statistics, divergence, total])
+    return torch.stack([*statistics, exact(logprobs, scaled - total[:, None]), total])
 
 
 def _gradient(
@@ -178,7 +177,7 @@ def _gradient(
         log_ratio = logprobs - (anchors.float() / temperature - columns[4, :, None])
         pull = pull - upstream[2][:, None] * (log_ratio - columns[3, :, None])
     chosen = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
-    grad_logits = (grad_logprob * chosen - probabilities * pull) / temperature
+    grad_logits = (grad_logprob * chosen - (probabilities * pull).masked_fill_(probabilities == 0, 0)) / temperature
     if rounded is not None:
         rounded[0].copy_(grad_logits / rounded[1])
     return grad_logits.to(logits.dtype)

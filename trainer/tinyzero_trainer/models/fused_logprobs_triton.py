@@ -64,10 +64,10 @@ def _measure(logits, anchors, targets, columns, rows, vocabulary, scale, ANCHORE
     row = tl.program_id(0)
     line = logits + row.to(tl.int64) * vocabulary
     anchor_line = anchors + row.to(tl.int64) * vocabulary
-    highest = -float("inf")
+    highest = -3e38  # finite, and below all logits but -inf, whose weight is 0 even if they come first
     total = 0.0  # Σ exp(z - highest)
     moment = 0.0  # Σ exp(z - highest) · (z - highest)
-    anchor_highest = -float("inf")
+    anchor_highest = -3e38
     anchor_total = 0.0  # Σ exp(a - anchor_highest)
     apart = 0.0  # Σ exp(z - highest) · ((z - highest) - (a - anchor_highest)): term by term 0 where both are equal
     for start in range(0, vocabulary, BLOCK):
@@ -80,14 +80,14 @@ def _measure(logits, anchors, targets, columns, rows, vocabulary, scale, ANCHORE
         weight = tl.where(inside, tl.exp2(shifted * LOG2_E), 0.0)
         # Seen from a higher point h': e^(z - h') (z - h') = shift · e^(z - h) ((z - h) + (h - h')).
         moment = tl.where(total > 0, shift * (moment + total * (highest - higher)), 0.0)
-        moment += tl.sum(weight * shifted, axis=0)
+        moment += tl.sum(tl.where(weight == 0, 0.0, weight * shifted), axis=0)
         if ANCHORED:
             a = tl.load(anchor_line + places, mask=inside, other=-float("inf")).to(tl.float32) * scale
             anchor_higher = tl.maximum(anchor_highest, tl.max(a, axis=0))
             anchor_shifted = tl.where(inside, a - anchor_higher, 0.0)
             moved = (highest - higher) - (anchor_highest - anchor_higher)
             apart = tl.where(total > 0, shift * (apart + total * moved), 0.0)
-            apart += tl.sum(weight * (shifted - anchor_shifted), axis=0)
+            apart += tl.sum(tl.where(weight == 0, 0.0, weight * (shifted - anchor_shifted)), axis=0)
             anchor_total = anchor_total * tl.exp2((anchor_highest - anchor_higher) * LOG2_E)
             anchor_total += tl.sum(tl.where(inside, tl.exp2(anchor_shifted * LOG2_E), 0.0), axis=0)
             anchor_highest = anchor_higher
@@ -137,7 +137,9 @@ def _gradient(  # type: ignore[no-untyped-def]
         anchor_line = anchors + row.to(tl.int64) * vocabulary + places
         anchor = tl.load(anchor_line, mask=inside, other=0.0).to(tl.float32) * scale - anchor_log_total
         pull -= grad_divergence * ((logprob - anchor) - divergence)
-    grad_logits = (tl.where(places == target, grad_logprob, 0.0) - tl.exp2(logprob * LOG2_E) * pull) * scale
+    probability = tl.exp2(logprob * LOG2_E)
+    pull = tl.where(probability == 0, 0.0, probability * pull)
+    grad_logits = (tl.where(places == target, grad_logprob, 0.0) - pull) * scale
     tl.store(line, grad_logits.to(logits.dtype.element_ty), mask=inside)
     if ROUNDED:
         in_float8 = (grad_logits * (1.0 / tl.load(scales + row))).to(tl.float8e4nv)

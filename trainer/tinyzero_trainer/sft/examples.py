@@ -15,7 +15,7 @@ from tinyzero_sdk.hookspecs import Message
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.config.sft import SftConfig
 from tinyzero_trainer.data.prompts import EVALUATION_SEED, PromptSource
-from tinyzero_trainer.data.tokenization import encode_prompt, end_token
+from tinyzero_trainer.data.tokenization import continuing, encode_prompt, end_token
 from tinyzero_trainer.types import EXAMPLE, Generation, Prompt, Rollout
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class Encoder:
         """Completions of prompts, each with the end token; `chat` says which one: whether a prompt was of messages."""
         for of_chat in set(chat) - self._ends.keys():  # only when needed: a template may be broken
             self._ends[of_chat] = end_token(self.tokenizer, self._eos_ids, chat=of_chat)
+        completions = [continuing(prompt.text, text) for prompt, text in zip(prompts, completions, strict=True)]
         encoded = self._ids(completions)
         if self._adds_space:  # which a completion does not have after a prompt of text
             before = self._ids([prompt.text for prompt in prompts])

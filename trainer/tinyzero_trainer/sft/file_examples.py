@@ -24,6 +24,7 @@ from tinyzero_sdk.seeds import derive_seed, split_of_key
 from tinyzero_sdk.tasks.splits import DEFAULT_TEST_FRACTION
 from tinyzero_trainer.config.sft import SftConfig
 from tinyzero_trainer.data.prompts import EVALUATION_SEED
+from tinyzero_trainer.data.tokenization import REASONING, turn_text
 from tinyzero_trainer.models.loading import ModelError
 from tinyzero_trainer.sft.examples import Encoder, ExampleSource, demonstration
 from tinyzero_trainer.types import Rollout
@@ -55,6 +56,9 @@ class Example(NamedTuple):
 
     item: Item | None = None
     """The problem, of a scored completion or by itself."""
+
+    turn: Message | None = None
+    """The message whose content the completion is, with its reasoning."""
 
 
 class ExampleFile:
@@ -210,7 +214,9 @@ class ExampleFile:
                 if task is None and self._of_run:
                     raise DataError("a run keeps its prompts as the model read them; give the --task that makes them")
                 item = (task and self._own_problem(row, task)) or _problem(row)
-                return [Example("" if prompt is None else _prompt(prompt), completion, task, item)]
+                thought = {key: row[key] for key in REASONING if isinstance(row.get(key), str)}
+                turn = {"role": "assistant", "content": completion, **thought}
+                return [Example("" if prompt is None else _prompt(prompt), completion, task, item, turn)]
             if row.get("tools") and (messages or completion):
                 raise DataError("it offers tools, of which no chat template is told here; remove the row")
             if messages is not None:
@@ -226,7 +232,7 @@ class ExampleFile:
                     return _spoken([*before, *after], [*prompt, *completion], len(before))
                 if len(after) > 1:
                     raise DataError("the completion has several messages, and the prompt is text; expected messages")
-                return [Example(before, example.completion) for example in _spoken(after, completion, 0)]
+                return [example._replace(prompt=before) for example in _spoken(after, completion, 0)]
             task = self._task_of(row) if completion is None else None
             if task is not None and (problem := self._own_problem(row, task)) is not None:
                 return [Example("", None, task, problem)]
@@ -336,7 +342,12 @@ class FileExamples(ExampleSource):
             except ModelError as error:
                 raise DataError(f"{file.place(place)}: {error}") from error
         chat = [not isinstance(example.prompt, str) for example in examples]
-        return self._encoder.examples(prompts, [example.completion or "" for example in examples], chat)
+        tokenizer = self._encoder.tokenizer
+        texts = [
+            turn_text(tokenizer, example.prompt, example.turn) if example.turn else example.completion or ""
+            for example in examples
+        ]
+        return self._encoder.examples(prompts, texts, chat)
 
 
 def _problem(row: Row) -> Item:
@@ -360,13 +371,13 @@ def _messages(value: Any) -> list[Message]:
     for message in value:
         if message["role"] not in ROLES:
             raise DataError(f"a message has the role {message['role']!r:.40}, expected one of {', '.join(ROLES)}")
-    return [{"role": message["role"], "content": message["content"]} for message in value]
+    return [{key: text for key, text in message.items() if isinstance(text, str)} for message in value]
 
 
 def _spoken(turns: list[Message], columns: Sequence[Mapping[str, Any]], first: int) -> list[Example]:
     """Each text of the assistant from the message `first` on; `columns` has all that is known of the messages."""
     examples = [
-        Example(turns[:place], turn["content"])
+        Example(turns[:place], turn["content"], turn=turn)
         for place, turn in enumerate(turns)
         # It may be empty, as before a tool's answer; a weight of 0 says that it is not to be learned.
         if place >= first and turn["role"] == "assistant" and turn["content"] and columns[place].get("weight") != 0
