@@ -1,12 +1,26 @@
 import json
 import pickle
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
 
+from tests.faults import Faults
+from tests.trainer.configurations import call
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_trainer.models.loading import LanguageModel, ModelError, from_parts, load_model
+from tinyzero_trainer.models.loading import (
+    LanguageModel,
+    ModelError,
+    from_parts,
+    load_model,
+    require_finite,
+    save_model,
+)
 
 CPU = torch.device("cpu")
 
@@ -43,3 +57,80 @@ def test_a_directory_that_holds_no_model_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cannot load the model") as refused:
         load_model(str(tmp_path), CPU)
     assert "\n" not in str(refused.value)
+
+
+def adds(special: bool, template: str = "") -> Callable[[LanguageModel], object]:
+    """Add a token that the embeddings have no row for."""
+
+    def change(model: LanguageModel) -> None:
+        model.tokenizer.add_tokens(["<|extra|>"], special_tokens=special)
+        model.tokenizer.chat_template = template or None
+
+    return change
+
+
+CONTRADICTIONS: dict[str, tuple[Callable[[LanguageModel], object], str]] = {
+    "a word": (adds(False), "has 1,252 embeddings, and its tokenizer '<|extra|>' as number 1,252"),
+    "a special token of its template": (adds(True, "{{ '<|extra|>' }}"), "its tokenizer '<|extra|>'"),
+    "a special token that nothing writes": (adds(True), ""),  # as Gemma 3 has one of images
+    "a BOS": (lambda model: model.tokenizer.add_special_tokens({"bos_token": "<s>"}), "its tokenizer '<s>'"),
+    "a padding token": (lambda model: model.tokenizer.add_special_tokens({"pad_token": "[PAD]"}), ""),
+    "an end": (
+        lambda model: setattr(model.model.generation_config, "eos_token_id", [3, 9999]),
+        "and the end token 9,999",
+    ),
+    "one below 0": (lambda model: setattr(model.model.generation_config, "eos_token_id", -1), "and the end token -1"),
+}
+
+
+@pytest.mark.parametrize("beyond", CONTRADICTIONS)
+def test_tokens_without_an_embedding_are_refused_where_they_can_come_up(beyond: str, toy_model: LanguageModel) -> None:
+    change, message = CONTRADICTIONS[beyond]
+    change(toy_model)
+    if message:
+        with pytest.raises(ModelError, match=re.escape(message)):
+            from_parts("toy", toy_model.model, toy_model.tokenizer)
+    else:
+        assert from_parts("toy", toy_model.model, toy_model.tokenizer).pad_id < 1252
+
+
+@settings(max_examples=40)
+@given(st.data(), st.sampled_from([torch.nan, torch.inf, -torch.inf, 3e38]))
+def test_a_weight_that_is_no_number_is_found_wherever_it_is(data: st.DataObject, value: float) -> None:
+    dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
+    model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 4), nn.LayerNorm(4)).to(dtype)
+    name, parameter = data.draw(st.sampled_from(list(model.named_parameters())))
+    place = data.draw(st.integers(0, parameter.numel() - 1))
+    with torch.no_grad():
+        parameter.view(-1)[place] = parameter.view(-1)[place - 1] = value  # whose sum may be infinite, too
+    if parameter.isfinite().all():
+        require_finite("toy", model)
+    else:
+        with pytest.raises(ModelError, match=rf"toy has NaN or infinite values in {name};"):
+            require_finite("toy", model)
+
+
+@pytest.mark.slow
+@pytest.mark.fault(
+    "model",
+    "A model contradicts itself: weights that are NaN or infinite, tokens or an end token without an embedding",
+    made="a weight is set to NaN, and the model given to `train` (also as the teacher), `sft` and `eval`",
+    seen="error: …/model has NaN or infinite values in model.embed_tokens.weight; give an intact model",
+    kept="everything: nothing has run",
+    code=2,
+)
+@pytest.mark.parametrize("command", ["train --model", "train model.teacher=", "sft --model", "eval --model"])
+def test_a_model_that_contradicts_itself_is_refused_before_anything_runs(
+    fault_row: Faults, command: str, toy_model: LanguageModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with torch.no_grad():
+        next(toy_model.model.parameters())[7, 7] = torch.nan
+    save_model(tmp_path / "model", toy_model)
+    words = f"{command} {tmp_path}/model --task multiply --output {tmp_path}/out.jsonl rollout.max_completion_tokens=8".replace(
+        "= ", "="
+    ).split()
+    if "model.teacher" in command:
+        words += ["algorithm.advantage_estimator=on_policy_distillation", "algorithm.policy_loss=reinforce"]
+    code, _, error = call(capsys, *words)
+    fault_row.check(error.splitlines()[-1], code)
+    assert not (tmp_path / "out.jsonl").exists()

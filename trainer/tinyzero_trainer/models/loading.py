@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 import transformers
+from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from tinyzero_sdk.errors import TinyZeroError
@@ -94,6 +95,7 @@ def load_model(path: str | None, device: torch.device, dtype: torch.dtype = torc
     if not tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens):  # transformers' own, where it has no file
         raise _loading_error(source, "its tokenizer is missing or empty")
     model.to(device)
+    require_finite(source, model)
     return from_parts(TINY_MODEL if directory_of(path) is None else source, model, tokenizer)
 
 
@@ -148,9 +150,22 @@ def _refuse_adapter(source: str, is_adapter: bool) -> None:
         )
 
 
+def require_finite(source: str, model: nn.Module) -> None:
+    """Raise a ModelError that names the first weights with values that are NaN or infinite."""
+    for name, weights in model.named_parameters():
+        # A sum takes a tenth of the time, in a pass without memory of its own; where it overflows, it says nothing.
+        if not (weights.sum().isfinite() or weights.isfinite().all()):
+            raise ModelError(f"{source} has NaN or infinite values in {name}; give an intact model")
+
+
 def from_parts(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LanguageModel:
-    """Combine a model and its tokenizer; a ModelError if neither has an end token: completions would never end."""
-    ids: set[int] = set()
+    """Combine a model and its tokenizer.
+
+    Raises:
+        ModelError: neither has an end token, so that completions would never end, or tokens that a prompt or a
+            completion can have are none of the model.
+    """
+    ids, rows = set[int](), len(cast(Any, model.get_input_embeddings()).weight)
     for source in (model.generation_config, tokenizer):
         value = getattr(source, "eos_token_id", None)
         tokens = value if isinstance(value, list) else [] if value is None else [value]
@@ -159,8 +174,22 @@ def from_parts(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizer
         ids.update(tokens)
     if not ids:
         raise ModelError(f"{name} names no end token; set eos_token in its tokenizer or generation_config.json")
+    if wrong := [token for token in sorted(ids) if not 0 <= token < rows]:
+        raise ModelError(
+            f"{name} has {rows:,} embeddings, and the end token {wrong[0]:,}; set eos_token_id to one of them"
+        )
+    added, written = tokenizer.added_tokens_decoder, str(tokenizer.chat_template)
+    for token, number in tokenizer.get_vocab().items() if len(tokenizer) > rows else ():
+        # A special one that nothing writes may be beyond them, as that of images in a text model's tokenizer.
+        is_unused = number in added and added[number].special and token != tokenizer.bos_token and token not in written
+        if number >= rows and not is_unused:
+            raise ModelError(
+                f"{name} has {rows:,} embeddings, and its tokenizer {token!r} as number {number:,}; give the tokenizer "
+                "that it was trained with, or resize its embeddings (resize_token_embeddings)"
+            )
     pad_id = tokenizer.pad_token_id
-    return LanguageModel(name, model, tokenizer, frozenset(ids), min(ids) if pad_id is None else cast(int, pad_id))
+    pad_id = min(ids) if pad_id is None or pad_id >= rows else pad_id  # read nowhere
+    return LanguageModel(name, model, tokenizer, frozenset(ids), cast(int, pad_id))
 
 
 def save_model(directory: Path, language_model: LanguageModel) -> None:
