@@ -12,9 +12,10 @@ from unittest.mock import Mock
 import pytest
 
 import tinyzero_trainer
+from tests.trainer.configurations import changed
 from tests.trainer.runs import Configure, assert_same_weights, completions, killed, lines, on_call, short_run
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
-from tinyzero_sdk.settings import build, merge, read_toml
+from tinyzero_sdk.settings import build, merge, read_toml, to_mapping
 from tinyzero_trainer.advisor import target_gpu
 from tinyzero_trainer.advisor.limits import refuse_model
 from tinyzero_trainer.advisor.target_gpu import TargetGpu
@@ -282,6 +283,47 @@ def test_a_disk_too_small_for_the_checkpoints_is_said_before_the_first_step(faul
     fault_row.check(capsys.readouterr().err.partition("training: 1 step")[0])
     taken = sum(file.stat().st_size for file in (output / "checkpoints/step_1").rglob("*.safetensors"))
     assert 0.9 * 2.1e6 < 3 * taken < 1.1 * 2.1e6
+
+
+@pytest.mark.slow
+@pytest.mark.fault(
+    "threads",
+    "A run is resumed with another number of threads, on the CPU",
+    made="torch says that it has three, and had one when the checkpoint was saved",
+    seen="step 3 was computed by 1 thread, the next by 3, which rounds differently; OMP_NUM_THREADS=1 gives the same bits",
+    kept="everything; further metrics differ in their last digits",
+)
+def test_a_run_that_is_resumed_with_other_threads_says_so(fault_row, config, monkeypatch, capsys):
+    train(config(run__steps=2))
+    train(config(run__steps=3), resume=True)
+    assert "rounds differently" not in capsys.readouterr().err
+    monkeypatch.setattr(checkpointer.torch, "get_num_threads", lambda: 3)
+    train(config(run__steps=4), resume=True)
+    fault_row.check(capsys.readouterr().err)
+
+
+@pytest.mark.slow
+@pytest.mark.fault(
+    "directory",
+    "The run directory is renamed while the run writes in it",
+    made="it is renamed before a step, before and while a checkpoint is written, and before it is sealed",
+    seen="…/run is now …/moved: it was renamed or deleted while the run writes in it; step 2 is saved; resume with: "
+    "tinyzero train --output …/moved --resume",
+    kept="what was saved before, at the new place; nothing is left at the old one",
+    code=2,
+)
+@pytest.mark.parametrize(
+    ("owner", "name", "call"),
+    [(TrainingStep, "take", 3), (store, "save", 2), (Policy, "export", 2), (Policy, "save", 2), (store, "_seal", 2)],
+)
+def test_a_run_directory_that_is_renamed_ends_the_run(fault_row, owner, name, call, config, whole, monkeypatch):
+    run = config()
+    old, new = Path(run.run.output), Path(run.run.output).with_name("moved")
+    with on_call(monkeypatch, owner, name, call, partial(old.rename, new)), pytest.raises(TinyZeroError) as ended:
+        train(run)
+    fault_row.check(ended.value)
+    assert not old.exists()
+    assert lines(train(changed(to_mapping(run), {"run__output": str(new)}), resume=True).output) == lines(whole.output)
 
 
 @pytest.mark.slow

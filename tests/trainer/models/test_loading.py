@@ -126,9 +126,8 @@ def test_a_model_that_contradicts_itself_is_refused_before_anything_runs(
     with torch.no_grad():
         next(toy_model.model.parameters())[7, 7] = torch.nan
     save_model(tmp_path / "model", toy_model)
-    words = f"{command} {tmp_path}/model --task multiply --output {tmp_path}/out.jsonl rollout.max_completion_tokens=8".replace(
-        "= ", "="
-    ).split()
+    model = f"{command} {tmp_path}/model".replace("= ", "=")
+    words = f"{model} --task multiply --output {tmp_path}/out.jsonl rollout.max_completion_tokens=8".split()
     if "model.teacher" in command:
         words += ["algorithm.advantage_estimator=on_policy_distillation", "algorithm.policy_loss=reinforce"]
     code, _, error = call(capsys, *words)

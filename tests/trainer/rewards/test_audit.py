@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -277,10 +278,11 @@ def test_a_broken_reward_stops_a_run_which_can_be_resumed(broken_run: Configure,
 
 @pytest.mark.slow
 def test_a_kill_loses_nothing_and_counts_nothing_twice(broken_run: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on a machine that is busier, where the oracle takes longer than a step."""
     settings: dict[str, Any] = {"run__steps": 4, "audit__window": 4}
-    collect = Audit._collect
-    monkeypatch.setattr(Audit, "_collect", lambda self, wait: collect(self, wait=True))
     train(broken_run("whole", **settings))
+    judge = Audit._scores
+    monkeypatch.setattr(Audit, "_scores", lambda *arguments: (time.sleep(1), judge(*arguments))[1])
     with killed(monkeypatch, Checkpointer, "save", 2):
         train(broken_run("killed", **settings))
     train(broken_run("killed", **settings), resume=True)

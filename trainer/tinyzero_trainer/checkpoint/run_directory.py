@@ -46,6 +46,22 @@ class RunDirectory:
         self.metrics, self.curve = path / "metrics.jsonl", path / "curve.png"
         self.completions, self.checkpoints = path / "completions", path / "checkpoints"
         self.audit = path / "audit"
+        self._descriptor: int | None = None  # of the directory, while it is open
+
+    @property
+    def place(self) -> Path:
+        """Where the directory is: `path`, unless it was renamed since it was opened, or deleted."""
+        with suppress(OSError):  # of systems without /proc
+            if self._descriptor is not None and not (
+                self.path.exists() and os.path.samestat(self.path.stat(), os.fstat(self._descriptor))
+            ):
+                return Path(os.readlink(f"/proc/self/fd/{self._descriptor}"))
+        return self.path
+
+    def require_in_place(self) -> None:
+        """Raise a RunDirectoryError if it is not: half of the run would be written where nothing is locked."""
+        if (place := self.place) != self.path:
+            raise RunDirectoryError(f"{self.path} is now {place}: it was renamed or deleted while the run writes in it")
 
     def skipped_batch(self, step: int) -> Path:
         return self.path / "skipped" / f"step_{step}.json"
@@ -68,11 +84,16 @@ class RunDirectory:
                 owner = {"pid": os.getpid(), "started": time.strftime("%Y-%m-%d %H:%M:%S")}
                 (run.path / OWNER).write_text(json.dumps(owner), encoding="utf-8")
                 checkpoint.sweep(run.checkpoints)
+            run._descriptor = os.open(run.path, os.O_RDONLY)
             yield run
         finally:
             lock.release()
-            if is_new and {entry.name for entry in run.path.iterdir()} <= {LOCK, OWNER, run.checkpoints.name}:
+            own = {LOCK, OWNER, run.checkpoints.name}
+            if is_new and run.path.exists() and {entry.name for entry in run.path.iterdir()} <= own:
                 shutil.rmtree(run.path)  # it was refused before it wrote anything
+            if run._descriptor is not None:
+                os.close(run._descriptor)
+                run._descriptor = None
 
     def acquire(self) -> "BaseFileLock":
         """The lock; a RunDirectoryError that names the other process, if one holds it."""

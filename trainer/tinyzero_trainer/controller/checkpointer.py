@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -11,6 +12,7 @@ import tomli_w
 import torch
 from rich.filesize import decimal
 
+from tinyzero_sdk.console import plural
 from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.config import SftConfig, TrainConfig
@@ -70,10 +72,10 @@ def restore(saved: SavedRun | None, workers: Workers) -> TrainerState:
 
 def how_to_resume(run: RunDirectory, config: TrainConfig | SftConfig) -> str:
     """What of a run is saved, and the command that resumes it, as a part of a message."""
-    newest = max((step for step, _ in store.sealed(run.checkpoints)), default=None)
+    newest = max((step for step, _ in store.sealed(RunDirectory(run.place).checkpoints)), default=None)
     if newest is None:
         return "nothing has been saved yet: start again"
-    return f"step {newest:,} is saved; resume with: {resume_command(config)}"
+    return f"step {newest:,} is saved; resume with: {resume_command(config, run.place)}"
 
 
 class Checkpointer:
@@ -87,10 +89,16 @@ class Checkpointer:
         self.config, self.run, self.workers, self.policy = config, run, workers, workers.policy
         self._saved_step, self._timing = None if saved is None else saved.state.step, dict[str, float]()
         self._functions = {} if isinstance(config, SftConfig) else config.algorithm.own_functions
-        before: Any = {} if saved is None else saved.checkpoint.meta.get("functions", {})
+        meta: Any = {} if saved is None else saved.checkpoint.meta
         for name, version in self._functions.items():
-            if before.get(name, version) != version:
+            if meta.get("functions", {}).get(name, version) != version:
                 workers.display.warn(f"the file of {name} has changed since step {self._saved_step:,} was saved")
+        now = torch.get_num_threads()
+        if (threads := meta.get("threads", now)) != now and not self.policy.gpu_memory():
+            workers.display.warn(
+                f"step {self._saved_step:,} was computed by {plural(threads, 'thread')}, the next by {now}, which "
+                f"rounds differently; OMP_NUM_THREADS={threads} gives the same bits"
+            )
 
     def save(self, state: TrainerState, save_ahead: Callable[[Path], None]) -> None:
         """Save a checkpoint of the present step, unless there is one; `save_ahead` writes what later steps have."""
@@ -110,12 +118,19 @@ class Checkpointer:
                     workers.critic.save(state_directory)
             state.save(state_directory)
             save_ahead(state_directory)
+            if self.run.place != self.run.path:  # what libraries have made anew goes
+                shutil.rmtree(directory)
+                with suppress(OSError):  # it is another's
+                    self.run.checkpoints.rmdir()
+                    self.run.path.rmdir()
+            self.run.require_in_place()
 
         meta = {
             "config": fingerprint(self.config),
             "tasks": {name: task.task.version for name, task in workers.tasks.items()},
             "torch": torch.__version__,
             "world_size": self.policy.world_size,
+            "threads": torch.get_num_threads(),
             **({"functions": self._functions} if self._functions else {}),
         }
         root, keep = self.run.checkpoints, self.config.checkpoint.keep

@@ -29,8 +29,9 @@ def train(
     opened = open_training(config, resume=resume, tasks=tasks, progress=progress)
     with opened as (session, training_step, evaluation):
         audited = {name: task.task for name, task in session.workers.tasks.items()}
-        warn = session.workers.display.warn
-        with Audit(session.config, audited, session.state.audit, session.run.audit, warn) as audit:
+        policy, warn = session.workers.policy, session.workers.display.warn
+        waits = policy is not None and not policy.gpu_memory()  # on the CPU, where runs can be repeated to the bit
+        with Audit(session.config, audited, session.state.audit, session.run.audit, warn, waits=waits) as audit:
             session.audit = audit
             return take_steps(session, training_step, evaluation)
 

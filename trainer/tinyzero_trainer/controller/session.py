@@ -71,6 +71,7 @@ class Session:
 
     def save(self, stepper: Stepper) -> None:
         """Save a checkpoint, after the completions and metrics up to it; raises the audit's alarm, if there is one."""
+        self.run.require_in_place()
         if self.audit is not None:
             self.audit.drain()
         self.completions.write()
@@ -84,6 +85,7 @@ class Session:
 
         A full disk, or a network file system for a moment, costs no step.
         """
+        self.run.require_in_place()
         every, alarm = self.saved_config.checkpoint.every, self.audit is not None and self.audit.alarm is not None
         is_due = bool(every) and self.state.step % every == 0
         if not (is_due or alarm or self.is_overdue):

@@ -112,8 +112,15 @@ class Audit(ClosesOnExit):
         states: dict[str, AuditState],
         directory: Path,
         warn: Callable[[str], None],
+        *,
+        waits: bool = False,
     ) -> None:
-        """`states` are the trainer's and are kept up to date; findings go into files in `directory`."""
+        """
+        Args:
+            states: of the trainer, kept up to date.
+            directory: where findings go into files.
+            waits: whether a step waits for the sample of the one before, so that metrics do not depend on the machine.
+        """
         self.config, self.tasks, self.directory, self.warn = config.audit, tasks, directory, warn
         self._seed, self._memory_limit_gb = config.run.seed, config.reward.memory_limit_gb
         self._judged = {name: task for name, task in tasks.items() if has_oracle(task)}
@@ -123,7 +130,7 @@ class Audit(ClosesOnExit):
         self._pools: dict[str, ScoringPool] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="audit")
         self._pending: tuple[int, Drawn, Future[dict[str, list[Score] | Exception]]] | None = None
-        self._is_closing = False
+        self._is_closing, self._waits = False, waits
         self.alarm: AuditAlarm | None = None  # what ends the run, with `audit.action=stop`
 
     def close(self) -> None:
@@ -137,7 +144,7 @@ class Audit(ClosesOnExit):
         if not self.config.every:
             return {}
         started = time.perf_counter()
-        self._collect(wait=False)
+        self._collect(wait=self._waits)
         if step % self.config.every == 0 and self._pending is None:
             self._submit(step, rollouts)
         metrics: dict[str, float] = {}
@@ -185,11 +192,12 @@ class Audit(ClosesOnExit):
 
     def _scores(self, name: str, sample: Sequence[tuple[Side, Rollout]]) -> list[Score] | Exception:
         """In the thread: the oracle's scores, as far as there was time, or why there are none."""
-        until, scores = time.monotonic() + SAMPLE_SECONDS, list[Score]()
+        scores = list[Score]()
         try:
             if name not in self._pools:
                 limits = {"timeout": self.config.timeout, "memory_limit_gb": self._memory_limit_gb}
                 self._pools[name] = oracle_pool(self._judged[name], **limits)
+            until = time.monotonic() + SAMPLE_SECONDS
             for start in range(0, len(sample), _CHUNK):
                 if time.monotonic() >= until or self._is_closing:
                     break
