@@ -8,9 +8,8 @@ from typing import Any
 import typer
 
 from tinyzero_sdk.cli.app import build_app
-from tinyzero_sdk.settings import TABLE, Field, describe, format_value
+from tinyzero_sdk.settings import TABLE, Field, describe, format_value, groups
 from tinyzero_trainer.config import SftConfig, TrainConfig
-from tinyzero_trainer.config import help as keys
 from tinyzero_trainer.config.settings import resumable
 from tinyzero_trainer.config.sft import SHARED_GROUPS
 
@@ -52,7 +51,7 @@ def configuration() -> str:
         "Keys marked ↻ may be changed with `--resume`: they affect speed, memory and records, not what is learned.",
         "(This page is generated from the configuration's docstrings; a test compares them.)",
     ]
-    lines += _tables(TrainConfig, keys.groups(TrainConfig))
+    lines += _tables(TrainConfig, groups(TrainConfig))
     lines += [
         "",
         "# Supervised fine-tuning",
@@ -63,7 +62,7 @@ def configuration() -> str:
     general = {field.key: field for field in describe(TrainConfig)}
     own = (
         (group, about, [field for field in fields if field != general.get(field.key)])
-        for group, about, fields in keys.groups(SftConfig)
+        for group, about, fields in groups(SftConfig)
     )
     lines += _tables(SftConfig, ((group, about, fields) for group, about, fields in own if fields))
     return "\n".join(lines) + "\n"

@@ -21,6 +21,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError, describe_error
@@ -231,6 +232,25 @@ def to_picklable_error(error: BaseException) -> TinyZeroError:
 def count_cores() -> int:
     """Number of cores this process may use: a good number of workers."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def host_memory() -> tuple[int, int]:
+    """Bytes of memory, total and free, within a container's limit."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    free = total
+    for line in _read("/proc/meminfo").splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            free = int(value.split()[0]) * 1024
+    limit, used = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
+    if limit.isdigit():
+        total = min(total, int(limit))
+        free = min(free, max(0, int(limit) - int(used or 0)))
+    return total, free
+
+
+def _read(path: str) -> str:
+    return Path(path).read_text(encoding="utf-8").strip() if Path(path).is_file() else ""
 
 
 if __name__ == "__main__":

@@ -71,9 +71,9 @@ def resolve(
 
     `spec` is of a model that does not exist yet. `check` is called once the engine is chosen.
     """
-    config, line = resolve_engine(config, spec)
-    if line:
-        report(line)
+    config, reason = resolve_engine(config, spec)
+    if reason:
+        report(f"auto: rollout.engine={config.rollout.engine} ({reason})")
     if check is not None:
         check(config)
     config, line = resolve_auto(config, spec)

@@ -290,7 +290,7 @@ def test_a_disk_too_small_for_the_checkpoints_is_said_before_the_first_step(faul
     "threads",
     "A run is resumed with another number of threads, on the CPU",
     made="torch says that it has three, and had one when the checkpoint was saved",
-    seen="step 3 was computed by 1 thread, the next by 3, which rounds differently; OMP_NUM_THREADS=1 gives the same bits",
+    seen="step 3 was computed by 1 thread, the next by 3, which rounds differently; OMP_NUM_THREADS=1 gives the same",
     kept="everything; further metrics differ in their last digits",
 )
 def test_a_run_that_is_resumed_with_other_threads_says_so(fault_row, config, monkeypatch, capsys):

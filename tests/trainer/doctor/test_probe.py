@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.trainer.doctor.machines import GIB, H200
-from tinyzero_trainer.advisor import host
+from tinyzero_sdk.workers import process as host
 from tinyzero_trainer.doctor import probe, torch_probe
 from tinyzero_trainer.doctor.facts import Torch
 from tinyzero_trainer.hardware.gpu import Driver

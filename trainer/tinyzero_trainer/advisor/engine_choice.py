@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import hypot, log
 from pathlib import Path
+from typing import Any
 
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.settings import format_value
@@ -92,19 +93,12 @@ def nearest(speeds: Iterable[EngineSpeed], sizes: Sizes, gpu: str | None = None)
     return min(of_gpu or complete, key=distance, default=None)
 
 
-def resolve_engine(config: TrainConfig, spec: ModelSpec | None = None) -> tuple[TrainConfig, str]:
-    """The configuration with an engine for `rollout.engine=auto`, and a line that reports it; empty if one is given.
-
-    Args:
-        spec: of a model that does not exist yet; None = the configuration's.
-
-    Raises:
-        VllmMissingError, SettingsError: a setting of vLLM's is given, and vLLM is not installed or cannot be used.
-    """
+def resolve_engine(config: TrainConfig, *model_and_gpu: Any, elsewhere: bool = False) -> tuple[TrainConfig, str]:
+    """The configuration with the engine of `choose_engine` for `rollout.engine=auto`, and why; "" if one is given."""
     if config.rollout.engine != "auto":
         return config, ""
-    engine, reason = choose_engine(config, spec)
-    return with_settings(config, {"rollout.engine": engine}), f"auto: rollout.engine={engine} ({reason})"
+    engine, reason = choose_engine(config, *model_and_gpu, elsewhere=elsewhere)
+    return with_settings(config, {"rollout.engine": engine}), reason
 
 
 def choose_engine(
@@ -115,12 +109,16 @@ def choose_engine(
     *,
     elsewhere: bool = False,
 ) -> tuple[str, str]:
-    """The engine for `rollout.engine=auto`, and the reason; `spec` and errors are those of `resolve_engine`.
+    """The engine for `rollout.engine=auto`, and the reason.
 
     Args:
+        spec: of a model that does not exist yet; None = the configuration's.
         gpu: name of the GPU; None = this machine's.
         prompt_tokens: see `workload_of`.
         elsewhere: another machine is meant, where vLLM counts as installed.
+
+    Raises:
+        VllmMissingError, SettingsError: a setting of vLLM's is given, and vLLM is not installed or cannot be used.
     """
     elsewhere = elsewhere or config.ray.address is not None
     default, refusal = VllmConfig(), _refusal(config)

@@ -101,7 +101,10 @@ def make_plan(
 
     requested = best = chosen({})
     if not fits(requested):
-        settings = _least_memory(config)
+        # What the user gave for memory, left to the run or at its least.
+        default, keys = TrainConfig(), [key for key in MEMORY_SETTINGS if setting(config, key) != "auto"]
+        least = {key: MEMORY_SETTINGS[key].options[-1].value for key in keys}
+        settings: Settings = {key: "auto" if setting(default, key) == "auto" else least[key] for key in keys}
         best = chosen(settings)
         if not fits(best) and not config.lora.rank:
             adapter = {**settings, **adapter_settings(config)}
@@ -122,12 +125,6 @@ def make_plan(
     choices = tuple(change for change in differences if change.before == "auto")
     changes = tuple(change for change in differences if change.before != "auto")
     return Plan(requested.memory, best.config, best.memory, choices, changes, limit, shortfall(requested))
-
-
-def _least_memory(config: TrainConfig) -> Settings:
-    """What the user gave for memory, left to the run or at its least."""
-    default, keys = TrainConfig(), [key for key in MEMORY_SETTINGS if setting(config, key) != "auto"]
-    return {key: "auto" if setting(default, key) == "auto" else MEMORY_SETTINGS[key].options[-1].value for key in keys}
 
 
 def _differences(

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_trainer.advisor.host import host_memory
+from tinyzero_sdk.workers.process import host_memory
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.parallel_dims import device_of
-from tinyzero_trainer.hardware.gpu import GIB, Capability, GpuInfo
+from tinyzero_trainer.hardware.gpu import GIB, Capability
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec, find_gpu_spec, has_bfloat16, known_gpus
 from tinyzero_trainer.hardware.nvml import count_gpus, nvidia_driver, visible_gpus
 
@@ -109,10 +109,7 @@ def _look(device: str) -> TargetGpu | str:
     models = dict.fromkeys(gpu.name for gpu in driver.gpus)
     if len(models) > 1 and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         return f"this machine's GPUs differ ({', '.join(models)}); set CUDA_DEVICE_ORDER=PCI_BUS_ID to number them"
-    return _target(visible[position])
-
-
-def _target(gpu: GpuInfo) -> TargetGpu | str:
+    gpu = visible[position]
     if not gpu.memory:
         return f"the driver does not say how much memory the {gpu.name} has"
     spec = find_gpu_spec(gpu.name)

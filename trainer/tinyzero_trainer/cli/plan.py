@@ -1,16 +1,11 @@
 """`tinyzero plan`: a run's GPU memory and speed, and settings that fit. plan_report.py prints them."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from tinyzero_sdk.console import print_json
 from tinyzero_trainer.cli import options, start
-
-if TYPE_CHECKING:
-    from tinyzero_trainer.advisor.plan import Change
-    from tinyzero_trainer.config import TrainConfig
-    from tinyzero_trainer.models.spec import ModelSpec
 
 
 def plan(
@@ -46,7 +41,9 @@ def plan(
     """
     from tinyzero_sdk.errors import SettingsError
     from tinyzero_sdk.settings import get
+    from tinyzero_trainer.advisor.engine_choice import resolve_engine
     from tinyzero_trainer.advisor.limits import refuse_cpu, refuse_fp8, refuse_impossible
+    from tinyzero_trainer.advisor.plan import Change
     from tinyzero_trainer.advisor.target_gpu import choose_target, gpus_for
     from tinyzero_trainer.cli.plan_report import as_json, plan_for, show
     from tinyzero_trainer.config import TrainConfig
@@ -73,7 +70,9 @@ def plan(
     refuse_cpu(resolved)
     target = choose_target(gpu, gpu_memory, resolved.run.device)
     spec = own_spec if owned else find_spec(resolved.model.path)
-    resolved, chosen = _with_engine(resolved, spec, target.name, prompt_tokens, elsewhere=bool(gpu or gpu_memory))
+    elsewhere = bool(gpu or gpu_memory)
+    resolved, reason = resolve_engine(resolved, spec, target.name, prompt_tokens, elsewhere=elsewhere)
+    chosen = (Change("rollout.engine", resolved.rollout.engine, "auto", reason),) if reason else ()
     refuse_impossible(spec, resolved, prompt_tokens, gpus_for(gpu, gpu_memory))
     if gpu or not (gpu_memory or resolved.ray.address):  # not a GPU of which little is known
         refuse_fp8(resolved, target)
@@ -83,17 +82,3 @@ def plan(
     else:
         show(report)
     raise typer.Exit(int(not report.plan.fits))
-
-
-def _with_engine(
-    config: "TrainConfig", spec: "ModelSpec", gpu: str, prompt_tokens: int | None, *, elsewhere: bool
-) -> tuple["TrainConfig", tuple["Change", ...]]:
-    """The configuration with an engine, and the change if that was `auto`."""
-    from tinyzero_trainer.advisor.engine_choice import choose_engine
-    from tinyzero_trainer.advisor.plan import Change
-    from tinyzero_trainer.config.settings import with_settings
-
-    if config.rollout.engine != "auto":
-        return config, ()
-    engine, reason = choose_engine(config, spec, gpu, prompt_tokens, elsewhere=elsewhere)
-    return with_settings(config, {"rollout.engine": engine}), (Change("rollout.engine", engine, "auto", reason),)

@@ -1,9 +1,10 @@
 """Keys of other trainers, by their names here (foreign_keys.toml): for messages and help."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import TABLE, describe, read_toml
 
 TABLES = read_toml(Path(__file__).with_suffix(".toml"))
@@ -37,3 +38,14 @@ def foreign_answer(cls: type, keys: Iterable[str]) -> str | None:
             if f".{key}".endswith(f".{name}") and key not in known and not key.startswith(tables):
                 return f"unknown key {key!r}; here it is {answer}"
     return None
+
+
+def find_keys(cls: type, words: Sequence[str]) -> list[str]:
+    """The keys with all of the words in their name, type, text, or name in another trainer; or a SettingsError."""
+    foreign, lowered = foreign_names(cls), [word.casefold() for word in words]
+    texts = {field.key: f"{field.key} {field.type} {field.help}".casefold() for field in describe(cls)}
+    texts = {key: " ".join([text, *foreign.get(key, ())]) for key, text in texts.items()}
+    matching = [key for key, text in texts.items() if all(word in text for word in lowered)]
+    if not matching:
+        raise SettingsError(f"no key has {' and '.join(words)} in its name or text; --help alone lists all keys")
+    return matching

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 from tinyzero_sdk import Task
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.evaluation.protocol import EvaluationPlan, EvaluationRequest, Sampler
-from tinyzero_sdk.settings import describe, flatten, get, merge, read_toml, unflatten
+from tinyzero_sdk.settings import describe, flatten, get, key_help, merge, read_toml, unflatten
 from tinyzero_sdk.tasks.splits import DEFAULT_TEST_FRACTION
 from tinyzero_trainer.checkpoint.run_directory import newest_model
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import gather, make_config, text
-from tinyzero_trainer.config.help import key_help
 from tinyzero_trainer.config.model_defaults import TINY_MODEL, TINY_NAME, directory_of
 from tinyzero_trainer.config.resume import is_sft
 from tinyzero_trainer.config.settings import drop_unused
@@ -109,7 +108,10 @@ def evaluation_config(values: Mapping[str, Any]) -> TrainConfig:
         if key not in EVALUATION_KEYS and not key.startswith(("task.", "tasks.")):
             raise SettingsError(f"{key} has no effect on an evaluation; leave it out (--help lists what has)")
     model = text(values, "model.path")
-    if model and model != TINY_NAME and (run := _run_of(Path(model))):
+    # The run directory that it is, or is a checkpoint of.
+    places = (Path(model), Path(model).parent.parent) if model and model != TINY_NAME else ()
+    run = next((path for path in places if (path / "config.toml").exists() and (path / "checkpoints").is_dir()), None)
+    if model and run is not None:
         inherited = _inherited(run, tasks)
         if "tasks" in inherited:
             # The run's name for the task need not be the task's own.
@@ -119,12 +121,6 @@ def evaluation_config(values: Mapping[str, Any]) -> TrainConfig:
             drop_unused(merge(inherited, values), values, TrainConfig), {"model": {"path": newest_model(model)}}
         )
     return make_config(values)
-
-
-def _run_of(model: Path) -> Path | None:
-    """The run directory that `model` is, or is a checkpoint of."""
-    candidates = (model, model.parent.parent)
-    return next((run for run in candidates if (run / "config.toml").exists() and (run / "checkpoints").is_dir()), None)
 
 
 def _inherited(run: Path, tasks: Mapping[str, Any]) -> dict[str, Any]:

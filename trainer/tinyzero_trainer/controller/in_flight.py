@@ -83,12 +83,8 @@ def choose(
     """
     if len(complete) < count:
         return None
-
-    def last_step(admitted: Admitted) -> int:
-        return admitted.version + 1 + level
-
     ordered = sorted(complete, key=lambda admitted: (admitted.version, admitted.group.number))
-    left = sorted(map(last_step, [*ordered[count:], *others]))
+    left = sorted(admitted.version + 1 + level for admitted in (*ordered[count:], *others))  # last steps
     if any(place >= (last - step) * prompts_per_step for place, last in enumerate(left)):
         return None
     return sorted(ordered[:count], key=lambda admitted: admitted.group.number)

@@ -26,7 +26,11 @@ class CpuOffload:
     def on_device(self, *, changed: bool) -> Iterator[None]:
         """Within, the tensors are on their device; may be nested. Unless `changed`, they are not copied back."""
         if not self._users:
-            self._reload()
+            for tensor, copy, size in self._copies.values():
+                # It may be more than the tensor shows: FSDP2 pads its shards.
+                tensor.untyped_storage().resize_(size)
+                with torch.no_grad():
+                    tensor.copy_(copy, non_blocking=True)
         self._users += 1
         self._changed |= changed
         try:
@@ -54,9 +58,3 @@ class CpuOffload:
         if on_gpu:
             torch.cuda.empty_cache()  # for others on this GPU, a rollout engine above all
         self._changed = False
-
-    @torch.no_grad()
-    def _reload(self) -> None:
-        for tensor, copy, size in self._copies.values():
-            tensor.untyped_storage().resize_(size)  # which may be more than the tensor shows: FSDP2 pads its shards
-            tensor.copy_(copy, non_blocking=True)

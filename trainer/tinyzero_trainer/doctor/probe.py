@@ -18,7 +18,7 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from tinyzero_trainer.advisor.host import host_memory
+from tinyzero_sdk.workers.process import host_memory
 from tinyzero_trainer.doctor.facts import Facts, Folder, Machine, Package, Torch
 from tinyzero_trainer.doctor.package_checks import WATCHED
 from tinyzero_trainer.hardware.gpu import Driver, GpuInfo

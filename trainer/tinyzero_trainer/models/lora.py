@@ -164,12 +164,8 @@ def switched_off(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    return ((name, module) for name, module in model.named_modules() if _is_adapted(module))
-
-
-def _is_adapted(module: nn.Module) -> bool:
     # Not isinstance, which would import peft.
-    return hasattr(module, "get_delta_weight")
+    return ((name, module) for name, module in model.named_modules() if hasattr(module, "get_delta_weight"))
 
 
 def adaptable_layers(model: PreTrainedModel, settings: LoraConfig) -> dict[str, type]:

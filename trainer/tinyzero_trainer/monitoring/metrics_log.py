@@ -4,7 +4,6 @@ Step 0 is the evaluation before training. Trackers, progress and plot only obser
 memory; a checkpoint needs all those before it.
 """
 
-import fcntl
 import json
 import math
 import re
@@ -143,8 +142,6 @@ class MetricsLog(ClosesOnExit):
             self._file = open(self.path, "ab", 0)  # noqa: SIM115
         except OSError as error:
             raise MetricsError(f"cannot write {self.path}: {error.strerror}") from error
-        with suppress(OSError):  # of some network file systems; RunDirectory.acquire looks for it
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -125,7 +125,12 @@ class _Tracker:
         try:
             while not self._worker.has_ended:
                 for news in self._worker.messages(None):
-                    self._hear(news)
+                    self._recorded += "recorded" in news
+                    self._sign = time.monotonic()
+                    if news.get("failed"):
+                        self._fail(news["say"])
+                    elif "say" in news:
+                        self._report(f"{self._name}: {news['say']}")
         except TinyZeroError as error:  # it cannot even start
             self._fail(str(error))
         self._worker.process.kill()  # what it has left in its group
@@ -133,14 +138,6 @@ class _Tracker:
             self._fail(
                 f"its process ended with code {code}" if code > 0 else f"its process was ended by signal {-code}"
             )
-
-    def _hear(self, news: Mapping[str, Any]) -> None:
-        self._recorded += "recorded" in news
-        self._sign = time.monotonic()
-        if news.get("failed"):
-            self._fail(news["say"])
-        elif "say" in news:
-            self._report(f"{self._name}: {news['say']}")
 
     def _fail(self, reason: str) -> None:
         """Report it, if it is the first fault."""

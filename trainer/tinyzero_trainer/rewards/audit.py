@@ -115,11 +115,9 @@ class Audit(ClosesOnExit):
         *,
         waits: bool = False,
     ) -> None:
-        """
-        Args:
-            states: of the trainer, kept up to date.
-            directory: where findings go into files.
-            waits: whether a step waits for the sample of the one before, so that metrics do not depend on the machine.
+        """`states` are the trainer's and are kept up to date; findings go into files in `directory`.
+
+        Where it `waits`, a step takes the sample of the one before: metrics do not depend on how busy the machine is.
         """
         self.config, self.tasks, self.directory, self.warn = config.audit, tasks, directory, warn
         self._seed, self._memory_limit_gb = config.run.seed, config.reward.memory_limit_gb

@@ -60,7 +60,9 @@ def use_float8(model: Any, settings: ModelConfig) -> None:
             "model.float8=rowwise: no linear layer of this model is large enough to be faster; leave it out, or name "
             f"some of {possible} in model.float8_modules"
         )
-    if _has_gated_mlps(model):
+    config = model.config.get_text_config()
+    # Not all whose layers have these names compute what `Float8Mlp` does.
+    if config.model_type in FUSED and config.hidden_act == "silu" and not getattr(config, "mlp_bias", False):
         for mlp in model.modules():
             inner = {getattr(mlp, projection, None) for projection in ("gate_proj", "up_proj", "down_proj")}
             if inner <= chosen:
@@ -69,12 +71,6 @@ def use_float8(model: Any, settings: ModelConfig) -> None:
     for module in chosen:
         kind = Float8Linear if type(module) is nn.Linear else Float8Mlp
         module.plain_class, module.__class__ = type(module), kind
-
-
-def _has_gated_mlps(model: Any) -> bool:
-    """Whether the MLPs of a model compute what `Float8Mlp` does: not all whose layers have these names do."""
-    config = model.config.get_text_config()
-    return config.model_type in FUSED and config.hidden_act == "silu" and not getattr(config, "mlp_bias", False)
 
 
 @contextmanager
