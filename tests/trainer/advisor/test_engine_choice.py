@@ -39,11 +39,10 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("vllm")
 def test_the_engine_that_was_faster_at_the_nearest_sizes_is_taken() -> None:
-    found, line = resolve_engine(config_of(*GRPO_1024, AUTO), SPECS[HALF_B])
-    assert (found, line) == (
+    found, reason = resolve_engine(config_of(*GRPO_1024, AUTO), SPECS[HALF_B])
+    assert (found, reason) == (
         config_of(*GRPO_1024),
-        "auto: rollout.engine=torch (2.00 times as fast as vllm at the nearest sizes measured: 0.5B, 1,024 × (140 + "
-        "1,024) tokens on NVIDIA H200)",
+        "2.00 times as fast as vllm at the nearest sizes measured: 0.5B, 1,024 × (140 + 1,024) tokens on NVIDIA H200",
     )
     assert resolve_engine(found) == (found, "")
     engine_, reason = choose_engine(config_of(*GRPO_1024, AUTO), SPECS[HALF_B], prompt_tokens=1000)
