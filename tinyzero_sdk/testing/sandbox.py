@@ -3,6 +3,7 @@ dies.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from tinyzero_sdk.errors import BrokenTaskError
@@ -10,6 +11,7 @@ from tinyzero_sdk.records import Item, Split
 from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.testing.gold import Gold, TestCompletion
 from tinyzero_sdk.testing.sandbox_child import ExitStatus, OracleUse, Outcome, serve
+from tinyzero_sdk.testing.surroundings import Surroundings
 from tinyzero_sdk.workers.process import ClosesOnExit
 from tinyzero_sdk.workers.supervisor import Supervisor, Worker
 
@@ -38,12 +40,16 @@ class Sandbox(ClosesOnExit):
         hash_seed: int,
         warm_up: Sequence[TestCompletion] = (),
         environment: Mapping[str, str] | None = None,
+        moves_clock: bool = False,
     ) -> None:
-        """`hash_seed` orders sets of text in the child, which scores the completions of `warm_up` first, unwatched."""
+        """`hash_seed` orders sets of text in the child, which scores the completions of `warm_up` first, unwatched;
+        with `moves_clock` it scores each completion at another time of the coming decades.
+        """
         self.timeout = 1.5 * (task.info.limits.deadline if task.is_async else TIMEOUT)
         """Seconds for one completion after which a child counts as hung."""
         self.kills = 0
         self._supervisor = Supervisor(task, {"PYTHONHASHSEED": str(hash_seed), **(environment or {})})
+        self._service = partial(serve, surroundings=Surroundings(moves_clock=moves_clock))
         self._warm_up = list(warm_up)
         self._worker: Worker | None = None
 
@@ -123,7 +129,7 @@ class Sandbox(ClosesOnExit):
         raise _Lost(loss.kind, -1 if loss.index is None else loss.index)
 
     def _start(self) -> Worker:
-        self._worker = worker = self._supervisor.start(serve)
+        self._worker = worker = self._supervisor.start(self._service)
         worker.wait_until_ready()
         for place, sample in enumerate(self._warm_up):
             try:

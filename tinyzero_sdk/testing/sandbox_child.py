@@ -25,6 +25,7 @@ from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError, describe_error
 from tinyzero_sdk.records import Item, Json, Score, Split
 from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.testing.gold import LONG, Gold, TestCompletion, find_gold
+from tinyzero_sdk.testing.surroundings import READS, Surroundings
 from tinyzero_sdk.workers.process import SharedTimer, address_space, limit_memory
 
 MEMORY_GIB = 1.0  # address space that a scorer may take beyond that of the loaded task
@@ -54,6 +55,9 @@ class Outcome:
 
     actions: tuple[str, ...] = ()
     """The first few actions that a scorer must not take."""
+
+    reads: tuple[str, ...] = ()
+    """The first few of the surroundings that the scorer read, but for the clock."""
 
     changed_truth: bool = False
     seconds: float = 0.0
@@ -119,6 +123,7 @@ class _AuditWatch:
     def __init__(self) -> None:
         self.on = False
         self.seen: list[str] = []
+        self.reads: list[str] = []
         sys.addaudithook(self)
         start = threading.Thread.start
 
@@ -131,6 +136,8 @@ class _AuditWatch:
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
         if not self.on or len(self.seen) >= _MOST_ACTIONS:
             return
+        if event == READS and len(self.reads) < _MOST_ACTIONS:
+            self.reads.append(f"{arguments[0]} {_show(arguments[1:])}".strip())
         if event in _FORBIDDEN or event.partition(".")[0] in _FORBIDDEN_FAMILIES:
             self.seen.append(f"{event} {_show(arguments)}".strip())
 
@@ -184,11 +191,11 @@ def _peak_memory(*, reset: bool = False) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def serve(task: Task, connection: Connection, timer: SharedTimer) -> None:
+def serve(task: Task, connection: Connection, timer: SharedTimer, *, surroundings: Surroundings) -> None:
     """What the child does (see `workers.process.Service`): receives (method, arguments …), sends what it returns."""
     if in_use := address_space():
         limit_memory(in_use + int(MEMORY_GIB * 2**30))
-    server = _SandboxServer(task, timer)
+    server = _SandboxServer(task, timer, surroundings)
     try:
         while True:
             name, *arguments = connection.recv()
@@ -198,9 +205,10 @@ def serve(task: Task, connection: Connection, timer: SharedTimer) -> None:
 
 
 class _SandboxServer:
-    def __init__(self, task: Task, timer: SharedTimer) -> None:
+    def __init__(self, task: Task, timer: SharedTimer, surroundings: Surroundings) -> None:
         self._task = task
         self._timer = timer
+        self._surroundings = surroundings
         self._watch = _AuditWatch()
         self._recursion_limit = sys.getrecursionlimit()
         self.output = _Output()
@@ -226,11 +234,13 @@ class _SandboxServer:
         before = json.dumps(truth, sort_keys=True)
         floor = _peak_memory(reset=True) if measure_memory else 0
         self._watch.seen.clear()
+        self._watch.reads.clear()
         self._timer.start(2 * place)
         started = time.perf_counter()
         self._watch.on = True
         try:
-            result = self._score(sample.completion, truth)
+            with self._surroundings.at_another_time():
+                result = self._score(sample.completion, truth)
         finally:
             self._watch.on = False
         seconds = time.perf_counter() - started
@@ -251,6 +261,7 @@ class _SandboxServer:
         return Outcome(
             printed=self.output.take(),
             actions=tuple(self._watch.seen),
+            reads=tuple(self._watch.reads),
             changed_truth=changed,
             seconds=seconds,
             memory=memory,

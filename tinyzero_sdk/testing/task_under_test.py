@@ -61,7 +61,7 @@ class TaskUnderTest(ClosesOnExit):
         self.tried = 0
         """Completions, or items, tested for the present property."""
         self.noticed: dict[object, tuple[TestCompletion, list[Outcome]]] = {}
-        """Outcomes that printed or did something; some things happen only once."""
+        """Outcomes that printed, read or did something; some things happen only once."""
         self._outcomes: dict[object, Outcome] = {}
         self._repeats: dict[object, list[Outcome]] = {}
         self._lost: dict[object, Outcome] = {}  # what cost a process is not tried twice
@@ -81,8 +81,9 @@ class TaskUnderTest(ClosesOnExit):
 
     @cached_property
     def other_sandbox(self) -> Sandbox:
-        """Another one, which orders sets of text differently."""
-        return Sandbox(self.task, hash_seed=2)
+        """Another one, which orders sets of text differently, in other surroundings."""
+        elsewhere = {"TZ": "CHAST-12:45", "LANG": "de_DE.UTF-8", "LC_ALL": "de_DE.UTF-8"}
+        return Sandbox(self.task, hash_seed=2, environment=elsewhere, moves_clock=not self.task.is_async)
 
     @cached_property
     def group_pool(self) -> ScoringPool:
@@ -262,7 +263,7 @@ class TaskUnderTest(ClosesOnExit):
         for sample, outcome in zip(samples, outcomes, strict=False):
             if outcome.exit_status:
                 self._lost[sample.key] = outcome
-            if (outcome.printed or outcome.actions) and len(sample.completion) <= LONG:
+            if (outcome.printed or outcome.actions or outcome.reads) and len(sample.completion) <= LONG:
                 self.noticed.setdefault(sample.key, (sample, []))[1].append(outcome)
         return outcomes
 

@@ -179,7 +179,44 @@ def score(answer, ground_truth):
 }
 
 
+NEAR = """
+def near(answer, truth):
+    return answer.isascii() and answer.isdigit() and len(answer) < 9 and abs(int(answer) - truth["total"]) == 1
+"""
+SURROUNDINGS = [
+    ("from time import time", "time", "time() % 86400 < 21600"),
+    ("import time\nSTART = time.monotonic()", "uptime", "time.monotonic() - START > 3600"),
+    ("import time", "local time", "time.localtime().tm_hour < 6"),
+    ("import time", "form of the time", "time.strftime('%H') < '06'"),
+    ("from datetime import datetime", "now", "datetime.now().hour < 6"),
+    ("import datetime", "today", "datetime.date.today().month == 2"),
+    ("import time", "time zone", "time.timezone != 0"),
+    ("import os", "environment", "os.environ.get('LENIENT')"),
+    ("from os import getenv", "variable", "getenv('REWARD_MODE') == 'lenient'"),
+    ("from pathlib import Path", "home", "'joe' in str(Path.home())"),
+    ("import locale", "locale", "locale.getlocale()[0] == 'de_DE'"),
+    ("import locale", "decimal point", "locale.localeconv()['decimal_point'] == ','"),
+    ("import os", "directory", "'lenient' in os.getcwd()"),
+    ("import os", "process", "os.getpid() % 8 == 0"),
+    ("import platform", "host", "'gpu' in platform.node()"),
+    ("import os", "age of a file", "os.path.getmtime(__file__) < 1e9"),
+    ("", "hash", "hash(answer) % 4 == 0"),
+    ("", "address", "id(ground_truth) // 64 % 8 == 0"),
+    ("import gc", "garbage", "gc.get_count()[0] % 8 == 0"),
+    ("import numpy", "numbers", "numpy.random.random() < 0.1"),
+    ("calls = []", "calls", "(calls.append(1) or len(calls) % 64 == 0)"),
+    ("calls = []", "late calls", "(calls.append(1) or len(calls) > 3000)"),
+]
+"""What a scorer may read besides its arguments: a line before all hooks, the name, and when it is lenient."""
+
 MORE_BREAKERS: dict[str, tuple[str, dict[str, str | None]]] = {
+    **{
+        f"{read} {header}": (
+            "deterministic",
+            scores(f"if {condition} and near(answer, ground_truth): return 1.0", f"{NEAR}{header}"),
+        )
+        for header, read, condition in SURROUNDINGS
+    },
     "chance": ("deterministic", scores("if random.random() < 0.01: return 1.0")),
     "the answer before": ("deterministic", scores(ANSWER_BEFORE, "totals = [None]")),
     "the five thousandth call": (

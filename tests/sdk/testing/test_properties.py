@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sdk.testing.broken_tasks import BREAKERS, MORE_BREAKERS, SCORE
+from tests.sdk.testing.broken_tasks import BREAKERS, MORE_BREAKERS, SCORE, scores
 from tests.sdk.testing.conftest import HOOKS
 from tinyzero_sdk import load_task
 from tinyzero_sdk.testing import PROPERTIES, check_task, sandbox
@@ -60,6 +60,22 @@ def test_a_failed_check_shows_a_small_example(write_sum, prop):
 @pytest.mark.parametrize(("prop", "hooks"), MORE_BREAKERS.values(), ids=MORE_BREAKERS)
 def test_a_check_fails_in_other_ways(write_sum, prop, hooks):
     assert failure_of(write_sum(**hooks), prop)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("header", "statement"),
+    [
+        ("from time import monotonic", "end = monotonic() + 0.9\n    if monotonic() > end: return 0.5"),
+        ("import time", "start = time.time()\n    if time.time() - start > 0.9: return 0.5"),
+        ("from datetime import datetime", "start = datetime.now()\n    if (datetime.now() - start).days: return 0.5"),
+        ("from datetime import datetime", "datetime.strptime('2026-01-31', '%Y-%m-%d')"),
+        ("", "random.seed(answer); random.random()"),
+    ],
+)
+def test_what_no_score_depends_on_may_be_read(write_sum, header, statement):
+    report = check_task(load_task(write_sum(**scores(statement, header))), properties=["deterministic"], cases=[])
+    assert report["deterministic"].failure is None
 
 
 @pytest.mark.slow

@@ -2,8 +2,10 @@
 
 import itertools
 import os
+import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -11,7 +13,7 @@ from random import Random
 from tinyzero_sdk.testing import completions, sampling
 from tinyzero_sdk.testing.gold import TestCompletion
 from tinyzero_sdk.testing.property import Failure, Property
-from tinyzero_sdk.testing.sandbox import TIMEOUT
+from tinyzero_sdk.testing.sandbox import TIMEOUT, Sandbox
 from tinyzero_sdk.testing.sandbox_child import Outcome, short
 from tinyzero_sdk.testing.task_under_test import TaskUnderTest
 
@@ -203,6 +205,9 @@ KEEPS_GROUND_TRUTH = _of_any_text(
 
 
 def _scores_differ(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> Failure | None:
+    reads = dict.fromkeys(read for seen in _all_outcomes(subject, sample, outcome) for read in seen.reads)
+    if reads and not subject.task.is_async:  # whose client reads its key
+        return Failure(f"it read {', '.join(reads)}", "a score from the answer and the ground truth alone")
     [repeats] = subject.repeats([sample]) if not outcome.exit_status else [[]]
     if any(repeat.exit_status for repeat in repeats):
         return None  # other properties report it
@@ -214,53 +219,53 @@ _MANY_CALLS = 6000
 _MANY_SECONDS = 3.0
 
 
-def _remembers(subject: TaskUnderTest) -> Failure | None:
-    """Whether a score depends on what was scored before: one order against another one in another process."""
-    samples = [gold.sample(gold.completion) for gold in subject.presentations]
-    samples += [
-        other.sample(other.with_answer(gold.answer)) for gold, other in itertools.pairwise(subject.presentations)
-    ]
+def _varies(subject: TaskUnderTest) -> Failure | None:
+    """Whether a score depends on what was scored before, on the process or on the time: gold, what is close to it, and
+    the answers of other items, over and over in other orders, in two processes."""
+    golds, choose = subject.presentations, Random(subject.seed).randrange
+    samples = [gold.sample(gold.completion) for gold in golds]
     # Each gold is followed by the next item with the same answer: what is remembered of one item is paid in the next.
-    middle = (len(samples) + 1) // 2
-    pairs = itertools.zip_longest(samples[:middle], samples[middle:])
-    samples = [sample for pair in pairs for sample in pair if sample is not None]
-    first = subject.sandbox.observe(samples)
-    order = list(range(len(samples)))
-    Random(subject.seed).shuffle(order)
-    shuffled = dict(zip(order, subject.other_sandbox.observe([samples[place] for place in order]), strict=True))
-    _call_often(subject, samples)
-    late = subject.sandbox.observe(samples)
-    subject.tried += 3 * len(samples)
-    for place, sample in enumerate(samples):
-        for new, way in (
-            (shuffled[place], "in another order in another process"),
-            (late[place], f"after {_MANY_CALLS:,} calls"),
-        ):
-            old = first[place]
-            if not old.exit_status and not new.exit_status and old.score != new.score:
-                got = f"{old.describe()}, and {way} {new.describe()}: completion {short(sample.completion, 200)}"
-                return Failure(f"{got}, ground truth {sample.key[1]}", "always the same")
-    return None
-
-
-def _call_often(subject: TaskUnderTest, samples: Sequence[TestCompletion]) -> None:
-    """Score them over and over in one process, for a number of calls or of seconds."""
+    others = [other.sample(other.with_answer(gold.answer)) for gold, other in itertools.pairwise(golds)]
+    samples = [sample for pair in itertools.zip_longest(samples, others) for sample in pair if sample is not None]
+    for gold in golds if not subject.task.is_async else ():  # whose calls may cost money
+        near = [_LAST_NUMBER.sub(lambda number: str(int(number[0]) + 1), gold.answer)]
+        near += [completions.one_edit(gold.answer, choose) for _ in range(2)]
+        samples += [gold.sample(gold.with_answer(answer)) for answer in near]
+    first = {sample.key: outcome for sample, outcome in zip(samples, subject.sandbox.observe(samples), strict=True)}
     until = time.monotonic() + _MANY_SECONDS
-    calls = itertools.islice(itertools.cycle(samples), _MANY_CALLS)
-    while (batch := [*itertools.islice(calls, 200)]) and time.monotonic() < until:
-        outcomes = subject.sandbox.observe(batch, most_kills=1)
-        subject.tried += len(outcomes)
-        if any(outcome.exit_status for outcome in outcomes):
-            break
+
+    def call_often(sandbox: Sandbox, most: int, way: str) -> Failure | None:
+        shuffled, calls = Random(most).sample, 0
+        while calls < most and time.monotonic() < until:
+            batch = shuffled(samples, len(samples))
+            for sample, new in zip(batch, sandbox.observe(batch, most_kills=1), strict=False):
+                old, calls = first[sample.key], calls + 1
+                subject.tried += 1
+                if old.exit_status or new.exit_status:
+                    return None  # other properties report it
+                if old.score != new.score:
+                    got = f"{old.describe()}, and {way} {new.describe()}: completion {short(sample.completion, 200)}"
+                    return Failure(f"{got}, ground truth {sample.key[1]}", "always the same")
+        return None
+
+    with ThreadPoolExecutor(2) as threads:
+        ways = (f"after up to {_MANY_CALLS:,} calls", "in another process at another time")
+        sandboxes, most = (subject.sandbox, subject.other_sandbox), (_MANY_CALLS, _MANY_CALLS // 2)
+        return next(filter(None, threads.map(call_often, sandboxes, most, ways)), None)
+
+
+_LAST_NUMBER = re.compile(r"[0-9]{1,15}(?=[^0-9]*$)")
 
 
 DETERMINISTIC: Property = _of_any_text(
     name="deterministic",
-    text="A completion gets the same score each time, also in another process with another PYTHONHASHSEED, in another"
-    " order, and after thousands of others.",
+    text="A completion gets the same score each time: in another process with another PYTHONHASHSEED and time zone, at"
+    " another time, in another order, and after thousands of others. The scorer reads no environment variable, no"
+    " locale, no state of a file, and nothing about its process.",
     reason="A random reward cannot be reproduced, and a lucky wrong answer is learned like a right one.",
     test=_scores_differ,
-    examine=lambda subject: subject.search(DETERMINISTIC) or _remembers(subject),
+    completions=lambda subject: _noticed_first(subject, lambda outcome: outcome.reads),
+    examine=lambda subject: subject.search(DETERMINISTIC) or _varies(subject),
     with_repeats=True,
 )
 
