@@ -108,9 +108,10 @@ class DatasetTask:
             return _MALFORMED
         known = list(known_answers(entry))
         if value == 1.0:
-            unread = find_unread(answer, known, lambda text: self._value(text, entry, options) == 1.0)
-            return Score(0.0, correct=False, reason="wrong") if unread else Score(1.0, correct=True)
-        if not answer.strip() or holds_more(answer, known):
+            if answer in known or not find_unread(answer, known, lambda text: self._value(text, entry, options) == 1.0):
+                return Score(1.0, correct=True)
+            value = 0.0
+        elif not answer.strip() or holds_more(answer, known):
             value = 0.0
         return Score(value if options.reward == "partial" else 0.0, correct=False, reason="wrong")
 

@@ -1,6 +1,6 @@
 """Datasets of reasoning-gym that cannot be tasks, or are refused unless the user allows them, each with the reason.
 
-Tests and `benchmarks/reasoning_gym.py` look for others in every version.
+Tests and `benchmarks/foreign_scorers.py` look for others in every version.
 """
 
 _UNSTABLE = "its problems depend on the order of a set, so each process makes others"
