@@ -145,11 +145,11 @@ WRONG_TYPES = {
         *("48", 48, None, NUMBERS, {}, {"target": 48}),
     ],
     "multiply": [
-        *(None, 56088.0, "56,088", "56_088", "５６０８８", "٥٦٠٨٨", [123, 456], {"product": 56088}),
+        *(None, 56088.5, "56,088", "56_088", "５６０８８", "٥٦٠٨٨", [123, 456], {"product": 56088}),
         *(True, {"num1": True, "num2": 56088, "product": 56088}),
         *({"num1": "123", "num2": 456, "product": 56088}, {"num1": 123, "num2": 456, "product": 56089}),
     ],
-    "gsm8k": ["forty-two", "", None, True, [42], ("42",), b"42", {"target": 42}, "42 or 43", float("nan")],
+    "gsm8k": ["forty-two", "", None, True, [42, 43], ("42",), b"42", {"target": 42}, "42 or 43", float("nan")],
 }
 
 

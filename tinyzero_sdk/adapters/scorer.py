@@ -4,7 +4,6 @@ A trainer sees only a number, so a completion that the scorer fails on looks lik
 reported in a warning, and a task that fails on everything stops the run.
 """
 
-import json
 import threading
 import warnings
 from collections.abc import Sequence
@@ -70,9 +69,6 @@ class Scorer(ClosesOnExit):
     def score(self, completions: Sequence[Completion], ground_truths: Sequence[Json]) -> list[Score]:
         """The scores, in the given order.
 
-        Where the scorer fails on a ground truth that is JSON text of an object or list, as in some data files, it is
-        called again with the decoded value.
-
         Raises:
             DataError: completions and ground truths differ in number.
             BrokenTaskError: the first `MOST_FAILURES` completions all ended in an error.
@@ -82,11 +78,6 @@ class Scorer(ClosesOnExit):
                 f"got {len(completions)} completions and {len(ground_truths)} ground truths; expected one for each"
             )
         scores = self._score(completions, ground_truths)
-        failed = [place for place, score in enumerate(scores) if score.reason == "error"]
-        decoded = {place: value for place in failed if (value := _decoded(ground_truths[place])) is not None}
-        again = self._score([completions[place] for place in decoded], list(decoded.values()))
-        for place, score in zip(decoded, again, strict=True):
-            scores[place] = score
         self._watch(scores, ground_truths)
         return scores
 
@@ -125,16 +116,6 @@ class Scorer(ClosesOnExit):
                 f"truth: {truth}; further failures are not reported",
                 stacklevel=4,
             )
-
-
-def _decoded(ground_truth: Json) -> Json:
-    """The object or list that a ground truth is JSON text of, or None."""
-    if not isinstance(ground_truth, str) or not ground_truth.lstrip().startswith(("{", "[")):
-        return None
-    try:
-        return json.loads(ground_truth)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _rebuild(cls: type[Scorer], task: Task, workers: int, timeout: float) -> Scorer:

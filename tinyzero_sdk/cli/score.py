@@ -45,6 +45,15 @@ Wrappers = Annotated[
         help="Shape the score, as in training: overlong(limit=1024), format, ... Repeatable, innermost first.",
     ),
 ]
+Columns = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--column",
+        metavar="NAME=COLUMN",
+        help="Where the file has `completion` or `ground_truth`: ground_truth=answer, NAME=COLUMN.FIELD. Repeatable.",
+        show_default=False,
+    ),
+]
 AllowMismatch = Annotated[
     bool, typer.Option("--allow-version-mismatch", help="Accept rows of another task or version, or of none.")
 ]
@@ -98,6 +107,7 @@ def score(
             show_default="rows",
         ),
     ] = None,
+    columns: Columns = None,
     wrappers: Wrappers = None,
     group_by: GroupBy = None,
     pass_at: PassAt = None,
@@ -116,6 +126,7 @@ def score(
     """
     from tinyzero_sdk.progress import Progress
     from tinyzero_sdk.scoring.score_file import ScoringOptions, score_file
+    from tinyzero_sdk.settings import parse_overrides
     from tinyzero_sdk.workers.process import count_cores
 
     refuse_further_files(overrides, _SEVERAL_FILES, ", and score the files one after another")
@@ -126,7 +137,8 @@ def score(
         progress.phase("scoring", 1.0, "%")
         limits = (workers or count_cores(), timeout, memory_limit)
         shown = (group_by, parse_pass_at(pass_at))
-        options = ScoringOptions(*limits, *shown, allow_version_mismatch, progress.update, overwrite)
+        names = {name: str(column) for name, column in parse_overrides(columns or ()).items()}
+        options = ScoringOptions(*limits, *shown, allow_version_mismatch, progress.update, overwrite, names)
         report = score_file(opened, source, output, options, format=format)
     show_faults(file, report)
     show_judge(opened)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tinyzero_sdk.tasks.task import Task
 
 
-DATA_ENDINGS = (".jsonl", ".csv", ".parquet", ".eval")
+DATA_ENDINGS = (".jsonl", ".json", ".csv", ".parquet", ".eval")
 """No task or option of one ends like this."""
 
 

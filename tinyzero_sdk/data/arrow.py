@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tinyzero_sdk.data.rows import number
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.records import Json
 
@@ -189,7 +190,8 @@ def to_list(array: pa.Array) -> list[Json]:
         names = [field.name for field in kind]
         cells = zip(*(to_list(child) for child in array.flatten()), strict=True)
         return _with_nulls(array, [dict(zip(names, row, strict=True)) for row in cells])
-    return array.to_pylist()
+    cells = array.to_pylist()
+    return [None if cell is None else number(cell) for cell in cells] if pa.types.is_decimal(kind) else cells
 
 
 def to_rows(table: pa.Table) -> list[Row]:
@@ -231,6 +233,15 @@ def check_json_types(path: Path, schema: pa.Schema) -> None:
             raise DataError(f"column {field.name!r} of {path} is {field.type}, which JSON lacks; write .parquet")
 
 
+def fitting(array: pa.Array) -> pa.Array | None:
+    """What JSON can hold of a column: of objects, those of their fields; None where it is nothing."""
+    if fits_json(array.type) or not pa.types.is_struct(array.type):
+        return array if fits_json(array.type) else None
+    parts = {field.name: fitting(part) for field, part in zip(array.type, array.flatten(), strict=True)}
+    kept = {name: part for name, part in parts.items() if part is not None}
+    return pa.StructArray.from_arrays([*kept.values()], names=[*kept], mask=array.is_null()) if kept else None
+
+
 def fits_json(kind: pa.DataType) -> bool:
     """Whether JSON can hold the values of a type."""
     if isinstance(kind, pa.JsonType):
@@ -241,5 +252,11 @@ def fits_json(kind: pa.DataType) -> bool:
         return fits_json(kind.value_type)
     if pa.types.is_struct(kind):
         return all(fits_json(field.type) for field in kind)
-    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-    return is_number or is_text(kind) or pa.types.is_string_view(kind) or pa.types.is_null(kind)
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    return (
+        is_number
+        or pa.types.is_boolean(kind)
+        or is_text(kind)
+        or pa.types.is_string_view(kind)
+        or pa.types.is_null(kind)
+    )

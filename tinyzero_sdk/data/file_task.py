@@ -10,14 +10,22 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from tinyzero_sdk.console import plural, warn
 from tinyzero_sdk.data.arrow import Row
-from tinyzero_sdk.data.rows import ROW_COLUMNS, as_messages, find_ground_truth, is_prompt
+from tinyzero_sdk.data.rows import (
+    HELD_OUT,
+    ROW_COLUMNS,
+    as_messages,
+    extra_info,
+    find_ground_truth,
+    is_held_out,
+    read_prompt,
+)
 from tinyzero_sdk.data.sources import Rows, find_files
 from tinyzero_sdk.errors import BrokenTaskError, DataError, describe_error
 from tinyzero_sdk.hookspecs import Message
@@ -25,9 +33,6 @@ from tinyzero_sdk.records import Item, Json, Split
 from tinyzero_sdk.seeds import derive_seed, key_hash, random_bits
 from tinyzero_sdk.tasks.splits import DEFAULT_TEST_FRACTION, check_test_fraction
 from tinyzero_sdk.tasks.task import Task
-
-HELD_OUT = ("test", "validation", "valid", "val", "dev")
-"""Names of splits that are never trained on; of a folder's, the first is the held-out one."""
 
 _BLOCK = 256
 _TRIAL_SCORES = 1000  # rows of a split whose ground truths are scored where the task has no `is_valid`: slow for some
@@ -84,12 +89,12 @@ class FileTask(Task):
             try:
                 item = self._item(row)
                 self._prompt_sizes[index] = self._check_prompt(item, row)
-                is_early = min(index, abs(index - (first_test or 0))) < _TRIAL_SCORES
-                self._check_ground_truth(item.ground_truth, trial=is_early)
+                if min(index, abs(index - (first_test or 0))) < _TRIAL_SCORES:
+                    self._try_score(item.ground_truth)
+                key, own = self._key(row, item), is_held_out(row)
             except (DataError, BrokenTaskError) as error:
                 raise DataError(f"{rows.place(index)}: {error}") from error
-            self._keys[index] = key_hash(self._own_key(row, item) or _content_key(row, item))
-            own = _info(row).get("split") in HELD_OUT
+            self._keys[index] = key_hash(key)
             self.split[index] = own if first_test is None else own or index >= first_test
 
     def dataset(
@@ -156,42 +161,44 @@ class FileTask(Task):
                 yield self._read(row, self._rows.place(index))
 
     def _read(self, row: Row, place: str) -> RowItem:
-        item, difficulty = self._item(row), _info(row).get("difficulty")
+        item, difficulty = self._item(row), extra_info(row).get("difficulty")
         return RowItem(
             item.ground_truth,
             item.data,
             place,
-            self._own_key(row, item) or _content_key(row, item),
-            row.get("prompt"),
+            self._key(row, item),
+            None if row.get("prompt") is None else read_prompt(row["prompt"]),
             difficulty if isinstance(difficulty, int | float) and abs(difficulty) <= sys.float_info.max else None,
         )
 
     def _item(self, row: Row) -> Item:
+        item: Item | None
         try:
             own = {name: value for name, value in row.items() if name not in _FORMAT}
-            return Item(find_ground_truth(row), own)
+            item = Item(find_ground_truth(row), own)
         except DataError:
             item = self.read_row(row)
             if item is None:
                 raise
-            return item
+        return replace(item, ground_truth=self.read_truth(item.ground_truth))
 
-    def _own_key(self, row: Row, item: Item) -> str | None:
-        """The key that the row or the task gives the problem."""
-        key = _info(row).get("key")
+    def _key(self, row: Row, item: Item) -> str:
+        """The key that the row or the task gives the problem, or else its prompt and ground truth."""
+        key = extra_info(row).get("key")
         if isinstance(key, str) and key:
             return key
         with contextlib.suppress(BrokenTaskError):  # the row lacks a column that the task's own problems have
-            return super().item_key(item) if self._has_own_key else None
-        return None
+            if self._has_own_key:
+                return super().item_key(item)
+        prompt = row.get("prompt")
+        text = json.dumps([prompt and read_prompt(prompt), item.ground_truth], sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def _check_prompt(self, item: Item, row: Row) -> int:
         """The characters of a row's prompt; 0 where the task makes it."""
         prompt: Any = row.get("prompt")
-        if is_prompt(prompt):
-            return sum(len(message["content"]) for message in as_messages(prompt))
         if prompt is not None:
-            raise DataError(f"the prompt is {str(prompt)[:80]!r}; expected text, or messages with role and content")
+            return sum(len(message["content"]) for message in as_messages(read_prompt(prompt)))
         try:
             super().make_prompt(item)
         except BrokenTaskError as error:
@@ -202,23 +209,15 @@ class FileTask(Task):
         self.makes_prompts = True
         return 0
 
-    def _check_ground_truth(self, truth: Json, *, trial: bool) -> None:
-        if self.plugin_manager.hook.is_valid.get_hookimpls():
-            try:
-                if self.is_valid(truth):
-                    return
-                reason = ""
-            except BrokenTaskError as error:
-                reason = f" ({error})"
-        elif trial and not self.info.unsafe_scorer:
-            try:
-                self.score("0", truth)
-                return
-            except Exception as error:  # the border to a task
-                reason = f" ({describe_error(error)})"
-        else:
+    def _try_score(self, truth: Json) -> None:
+        """Refuse a ground truth on which the scorer fails, of a task that does not say which it takes."""
+        if self.plugin_manager.hook.is_valid.get_hookimpls() or self.info.unsafe_scorer:
             return
-        raise DataError(f"task {self.name!r} has no such ground truth: {str(truth)[:80]}{reason}")
+        try:
+            self.score("0", truth)
+        except Exception as error:  # the border to a task
+            reason = describe_error(error)
+            raise DataError(f"task {self.name!r} has no such ground truth: {str(truth)[:80]} ({reason})") from error
 
     def _refuse_overlap(self) -> None:
         train, test = np.flatnonzero(self.split == 0), np.flatnonzero(self.split == 1)
@@ -236,6 +235,7 @@ def load_file_tasks(
     path: str | None,
     test_path: str | None = None,
     test_fraction: float = DEFAULT_TEST_FRACTION,
+    columns: Mapping[str, str] | None = None,
 ) -> dict[str, FileTask]:
     """The tasks with the problems of files: the rows that name a task as their `data_source`.
 
@@ -246,6 +246,7 @@ def load_file_tasks(
         path: rows for training, as `open_rows` takes it; the held-out ones too, where `test_path` is None.
         test_path: held-out rows.
         test_fraction: of the rows to hold out, where neither the files nor the rows say which.
+        columns: as of `Rows`.
 
     Raises:
         DataError: a file or a row cannot be used, or a split has no problem; one line that names it.
@@ -261,7 +262,7 @@ def load_file_tasks(
         raise DataError(
             f"{test_path} has no split that is held out ({', '.join(HELD_OUT)}); it has {', '.join(splits)}"
         )
-    rows = Rows([*train, *test])
+    rows = Rows([*train, *test], columns)
     first_test = int(rows.starts[len(train)]) if test else None
     unnamed = [None] if len(tasks) == 1 else []
     file_tasks = {name: FileTask(task, rows, first_test, frozenset((name, *unnamed))) for name, task in tasks.items()}
@@ -281,13 +282,3 @@ def load_file_tasks(
             task.check_not_empty("train", test_fraction)
         task.check_not_empty("test", test_fraction)
     return file_tasks
-
-
-def _content_key(row: Row, item: Item) -> str:
-    text = json.dumps([row.get("prompt"), item.ground_truth], sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def _info(row: Row) -> Mapping[str, Json]:
-    info = row.get("extra_info")
-    return info if isinstance(info, Mapping) else {}

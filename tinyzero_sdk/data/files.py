@@ -1,4 +1,6 @@
-"""Read .jsonl, .csv and .parquet files in blocks, and write all but .csv atomically. `rows.py` is about their content.
+"""Read .jsonl, .json, .csv and .parquet files in blocks, and write the first and the last kind atomically.
+
+`rows.py` is about their content.
 
 A file that cannot be read raises a DataError; a row that cannot is a `BadRow`, and reading continues.
 """
@@ -25,8 +27,8 @@ from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.records import Json
 
 ENDINGS = (".jsonl", ".parquet")
-READ_ENDINGS = (".jsonl", ".csv", ".parquet")
-"""Those that are read; the first two may be followed by `.gz`."""
+READ_ENDINGS = (".jsonl", ".json", ".csv", ".parquet")
+"""Those that are read; all but the last may be followed by `.gz`."""
 
 CSV_TEXTS = ("prompt", "completion", "ground_truth")
 """Columns of a CSV file that are text, whatever they look like."""
@@ -38,6 +40,7 @@ _TABLE_BYTES = 8 << 20
 _READ_AHEAD = 1 << 20
 _SMALL_PARQUET = 64 << 20
 _MAX_LINE = 64 << 20
+_MAX_ARRAY = 256 << 20
 _GROUP_ROWS = 16384
 _GROUP_BYTES = 256 << 20
 
@@ -92,7 +95,8 @@ def _read_text(path: Path) -> Iterator[Block]:
     block = Block([], rows, [], 0.0)
     with path.open("rb") as raw, gzip.open(raw) if path.suffix == ".gz" else nullcontext(raw) as file:
         length = max(1, os.fstat(raw.fileno()).st_size)
-        for number, row, width in (_csv_records if ending_of(path) == ".csv" else _json_records)(cast(BinaryIO, file)):
+        records = {".csv": _csv_records, ".json": _array_records}.get(ending_of(path), _json_records)
+        for number, row, width in records(cast(BinaryIO, file)):
             if isinstance(row, str):
                 block.bad.append(BadRow(number, row))
             elif row is not None:
@@ -118,6 +122,25 @@ def _json_records(file: BinaryIO) -> Iterator[_Record]:
             yield number, parse_line(line), len(line)
         except DataError as error:
             yield number, str(error), len(line)
+
+
+def _array_records(file: BinaryIO) -> Iterator[_Record]:
+    """The objects of a JSON array, numbered from 1; the lines of a file that holds none."""
+    start = file.peek(1 << 10).lstrip(b"\xef\xbb\xbf \t\r\n")  # type: ignore[attr-defined]
+    if not start.startswith(b"["):
+        yield from _json_records(file)
+        return
+    text = file.read(_MAX_ARRAY + 1)
+    if len(text) > _MAX_ARRAY:
+        raise DataError(
+            f"{file.name} is a JSON array of more than {_MAX_ARRAY:,} bytes; write JSON Lines (jq -c '.[]')"
+        )
+    try:
+        rows = _decode(text.removeprefix(b"\xef\xbb\xbf"))
+    except DataError as error:
+        raise DataError(f"cannot read {file.name}: {error}") from error
+    for number, row in enumerate(rows, 1):
+        yield number, row if isinstance(row, dict) else _no_object(row), len(text) // len(rows)
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
@@ -170,18 +193,25 @@ def parse_line(line: bytes) -> Row | None:
         DataError: it is not a JSON object in UTF-8, or holds what other readers reject: a repeated key, NaN, a number
             too large for a float, a lone surrogate.
     """
+    if not line.strip(b" \t\r\n"):
+        return None
+    if not isinstance(row := _decode(line), dict):
+        raise DataError(_no_object(row))
+    return row
+
+
+def _decode(text: bytes) -> Json:
     try:
-        text = line.decode()
-        if not text.strip(" \t\r\n"):
-            return None
-        row = _DECODER.decode(text)
-        if "\\ud" in text or "\\uD" in text:
-            json.dumps(row, ensure_ascii=False).encode()
+        value = _DECODER.decode(text.decode())
+        if b"\\ud" in text or b"\\uD" in text:
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise DataError(_fault(error)) from error
-    if not isinstance(row, dict):
-        raise DataError(f"{'null' if row is None else f'a {type(row).__name__}'}; expected a JSON object")
-    return row
+    return value
+
+
+def _no_object(row: Json) -> str:
+    return f"{'null' if row is None else f'a {type(row).__name__}'}; expected a JSON object"
 
 
 def _fault(error: ValueError | RecursionError) -> str:
@@ -237,10 +267,10 @@ def _read_parquet(path: Path, columns: Sequence[str] | None) -> Iterator[Block]:
             groups = [file.metadata.row_group(place) for place in range(file.metadata.num_row_groups)]
             row_bytes = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=0.0)
             rows = max(16, min(_TABLE_ROWS, int(_TABLE_BYTES / max(1.0, row_bytes))))
-            if columns is not None:  # a field of a column of JSON is in no column of its own
-                of_json = {field.name for field in schema if isinstance(field.type, pa.JsonType)}
+            if columns is not None:  # a field of JSON, which may be text, is in no column of its own
+                objects = {field.name for field in schema if pa.types.is_struct(field.type)}
                 outer = {path: path.partition(".")[0] for path in columns}
-                columns = [outer[path] if outer[path] in of_json else path for path in columns]
+                columns = [path if outer[path] in objects else outer[path] for path in columns]
             for batch in file.iter_batches(rows, columns=columns):
                 start, done = done, done + len(batch)
                 batch.validate(full=True)  # text that is not UTF-8, offsets that lead nowhere

@@ -9,7 +9,7 @@ import json
 import shutil
 import tempfile
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -17,25 +17,35 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from tinyzero_sdk.data.arrow import Row, fits_json, to_list
+from tinyzero_sdk.data.arrow import Row, fitting, to_list
 from tinyzero_sdk.data.files import as_json, check_ending, read_blocks
 from tinyzero_sdk.data.folders import split_files
 from tinyzero_sdk.data.hub import hub_files, parse_name
+from tinyzero_sdk.data.rows import ROW_COLUMNS, check_columns, renamed
 from tinyzero_sdk.errors import DataError
 
 _AT_ONCE = 1024
+_ENDINGS = (".parquet", ".jsonl", ".json")
+_READ = (*ROW_COLUMNS, "ground_truth", "messages", "completion")  # what is left out of other columns is not missed
 
 
 class Rows:
     """Rows of plain Python values, read when they are asked for."""
 
-    def __init__(self, files: Sequence[Path]) -> None:
+    def __init__(self, files: Sequence[Path], columns: Mapping[str, str] | None = None) -> None:
         """
+        Args:
+            files: in this order.
+            columns: names that their columns get besides their own: theirs by ours, with `NAME.FIELD` for a field.
+
         Raises:
-            DataError: a file or one of its rows cannot be read.
+            DataError: a file or one of its rows cannot be read, or it has no such column.
         """
-        self.paths = tuple(files)
+        self.paths, self._columns = tuple(files), columns or {}
         self._files = [_File(path) for path in files]
+        for path, file in zip(files, self._files, strict=True):
+            if len(file):
+                check_columns(self._columns, file.take(np.zeros(1, np.int64))[0], path)
         self.starts = np.array([0, *accumulate(map(len, self._files))])
         """[files + 1] index of the first row of each file, and the number of rows."""
 
@@ -54,7 +64,7 @@ class Rows:
         rows = np.empty(len(indices), object)
         for file, start, where in _by_part(np.asarray(indices, np.int64), self.starts):
             rows[where] = self._files[file].take(np.asarray(indices)[where] - start)
-        return rows.tolist()
+        return [renamed(row, self._columns) for row in rows] if self._columns else rows.tolist()
 
     def place(self, index: int) -> str:
         """Where a row is, for messages: `FILE:NUMBER`, the line of JSON Lines or the row of a table, from 1."""
@@ -71,14 +81,15 @@ class Rows:
         return digest.hexdigest()
 
 
-def open_rows(source: str, splits: Sequence[str] = ("train",)) -> Rows:
+def open_rows(source: str, splits: Sequence[str] = ("train",), columns: Mapping[str, str] | None = None) -> Rows:
     """The rows of the first of these splits that a source has, or all of a source that is not divided.
 
     Args:
-        source: a `.parquet` or `.jsonl` file, a folder of them (with the names of splits, such as `train.parquet`), a
-            folder of `save_to_disk`, or the name of a data set on the Hugging Face Hub, such as `openai/gsm8k/main`
-            (the last part is the configuration; `hf://` before it is fine).
+        source: a `.parquet`, `.jsonl` or `.json` file, a folder of the first two (with the names of splits, such as
+            `train.parquet`), a folder of `save_to_disk`, or the name of a data set on the Hugging Face Hub, such as
+            `openai/gsm8k/main` (the last part is the configuration; `hf://` before it is fine).
         splits: as the source may call it.
+        columns: as of `Rows`.
 
     Raises:
         DataError: there is no such source or split, or it cannot be read; one line that says what to do.
@@ -87,7 +98,7 @@ def open_rows(source: str, splits: Sequence[str] = ("train",)) -> Rows:
     split = next((name for name in (*splits, "") if name in files), None)
     if split is None:
         raise DataError(f"{source} has no {splits[0]} split; it has {', '.join(files)}")
-    return Rows(files[split])
+    return Rows(files[split], columns)
 
 
 def find_files(source: str) -> dict[str, list[Path]]:
@@ -96,13 +107,13 @@ def find_files(source: str) -> dict[str, list[Path]]:
     if path.is_dir():
         return split_files(path)
     if path.exists():
-        check_ending(path)
+        check_ending(path, _ENDINGS)
         return {"": [path]}
-    if path.suffix not in (".parquet", ".jsonl") and (name := parse_name(source)):
+    if path.suffix not in _ENDINGS and (name := parse_name(source)):
         return hub_files(*name)
     raise DataError(
-        f"{source} does not exist; expected a .parquet or .jsonl file, a folder of them, or a data set of the Hugging "
-        "Face Hub, such as openai/gsm8k/main"
+        f"{source} does not exist; expected a file ({', '.join(_ENDINGS)}), a folder of them, or a data set of the "
+        "Hugging Face Hub, such as openai/gsm8k/main"
     )
 
 
@@ -122,8 +133,12 @@ class _File:
             self._lines, table = _map_copy(path)
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"cannot read {path}: {' '.join(str(error).split())}") from error
-        # Times, images and the like are no part of a problem.
-        self._batches = table.select([field.name for field in table.schema if fits_json(field.type)]).to_batches()
+        for field in table.schema:
+            if field.name in _READ and fitting(pa.array([], field.type)) is None:
+                raise DataError(
+                    f"column {field.name!r} of {path} is {field.type}; expected text, numbers, lists, objects"
+                )
+        self._batches = table.to_batches()
         self._starts = np.array([0, *accumulate(map(len, self._batches))])
 
     def __len__(self) -> int:
@@ -139,8 +154,12 @@ class _File:
             if self._lines:
                 rows[where] = [json.loads(text) for text in batch["row"].to_pylist()]
             else:
-                cells = zip(*(to_list(column) for column in batch.columns), strict=True)
-                rows[where] = [dict(zip(batch.schema.names, row, strict=True)) for row in cells] or {}
+                # Times, images and the like are no part of a problem.
+                columns = {
+                    name: fitting(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)
+                }
+                kept = {name: to_list(column) for name, column in columns.items() if column is not None}
+                rows[where] = [dict(zip(kept, row, strict=True)) for row in zip(*kept.values(), strict=True)] or {}
         return rows.tolist()
 
 

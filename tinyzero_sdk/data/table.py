@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tinyzero_sdk.data.arrow import Row, to_array, to_floats, to_list, to_rows, to_table, to_typed
+from tinyzero_sdk.data.arrow import Row, is_text, to_array, to_floats, to_list, to_rows, to_table, to_typed
+from tinyzero_sdk.data.rows import read_object, renamed
 from tinyzero_sdk.records import Json
 
 ALIASES: Mapping[str, tuple[str, ...]] = {
@@ -75,7 +76,7 @@ class Block:
         if name not in self.data.column_names:
             return pa.nulls(len(self))
         values = self.data[name].combine_chunks()
-        if inner and isinstance(values.type, pa.JsonType):
+        if inner and (isinstance(values.type, pa.JsonType) or is_text(values.type)):
             return to_array(_fields(to_list(values), inner))
         if inner and (not pa.types.is_struct(values.type) or values.type.get_field_index(inner) < 0):
             return pa.nulls(len(self))
@@ -179,6 +180,16 @@ class Block:
             data = [{names.get(name, name): row[name] for name in row if name not in stale} for row in self.data]
         return Block(self.numbers, data, self.bad, self.progress)
 
+    def mapped(self, columns: Mapping[str, str]) -> "Block":
+        """The rows with further names of their columns or fields: theirs by ours."""
+        if isinstance(self.data, pa.Table):
+            data = self.data.select([name for name in self.data.column_names if name not in columns])
+            for ours, theirs in columns.items():
+                data = data.append_column(ours, self.column(theirs))
+        else:
+            data = [renamed(row, columns) for row in self.data]
+        return Block(self.numbers, data, self.bad, self.progress)
+
     def with_columns(self, columns: Mapping[str, tuple[Sequence[Json] | str, pa.DataType]]) -> "Block":
         """The rows with these columns, a list or one text for all rows, in place of those of their names."""
         data = self.data
@@ -195,7 +206,7 @@ class Block:
 
 
 def _fields(cells: Sequence[Json], name: str) -> list[Json]:
-    return [cell.get(name) if isinstance(cell, dict) else None for cell in cells]
+    return [read_object(cell).get(name) for cell in cells]
 
 
 def _paths(name: str) -> tuple[str, ...]:

@@ -68,15 +68,19 @@ def plan_endpoint(request: EvaluationRequest, options: EndpointOptions) -> Evalu
 
 
 def _with_files(task: Task, request: EvaluationRequest) -> Task:
-    """The task with the problems of `data.path` and `data.test_path`."""
+    """The task with the problems of `data.path` and `data.test_path`, whose columns `data.columns` may name."""
     from tinyzero_sdk.data.file_task import load_file_tasks
 
     files = parse_overrides([word for word in request.overrides if word.startswith("data.")])["data"]
+    columns = files.pop("columns", None)
     for key, value in files.items():
         if key not in ("path", "test_path") or not isinstance(value, str):
-            raise SettingsError(f"data.{key}={value!r}: expected a file as data.path or data.test_path")
+            raise SettingsError(
+                f"data.{key}={value!r}: expected a file as data.path or data.test_path, or data.columns.NAME=COLUMN"
+            )
     fraction = DEFAULT_TEST_FRACTION if request.test_fraction is None else request.test_fraction
-    (task,) = load_file_tasks({task.name: task}, files.get("path"), files.get("test_path"), fraction).values()
+    paths = files.get("path"), files.get("test_path")
+    (task,) = load_file_tasks({task.name: task}, *paths, fraction, columns).values()
     if request.template and not task.makes_prompts:
         raise SettingsError("--template has no effect: the rows of data.path have their own prompts")
     return task

@@ -18,7 +18,7 @@ import numpy as np
 
 from tinyzero_sdk.data.arrow import Row, to_texts
 from tinyzero_sdk.data.files import as_json, check_ending, replacing
-from tinyzero_sdk.data.rows import find_ground_truth, is_prompt
+from tinyzero_sdk.data.rows import find_ground_truth, read_messages, read_object
 from tinyzero_sdk.data.table import ALIASES
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.scoring.outputs import find_problem_column, problem_column
@@ -79,12 +79,6 @@ def _task(row: Row) -> str:
     return str(row.get("task") or row.get("data_source") or "task")
 
 
-def _object(row: Row, name: str) -> dict[str, Any]:
-    """A column's object; empty for anything else, which other tools may have written."""
-    value = row.get(name)
-    return value if isinstance(value, dict) else {}
-
-
 class _Log:
     """A log of one task."""
 
@@ -115,9 +109,12 @@ class _Log:
     def add(self, row: Row, key: str) -> None:
         """Add a row as a sample of the problem with this key."""
         self.first = self.first or row
-        info, prompt, truth = _object(row, "extra_info"), row.get("prompt"), find_ground_truth(row)
-        if prompt and not is_prompt(prompt):
-            prompt = json.dumps(prompt, default=str)
+        info, prompt, truth = read_object(row.get("extra_info")), row.get("prompt"), find_ground_truth(row)
+        if prompt and not isinstance(prompt, str):
+            try:
+                prompt = read_messages(prompt)
+            except DataError:
+                prompt = json.dumps(prompt, default=str)
         problem = self.numbers.setdefault(key, len(self.numbers) + 1)
         self.epochs[problem] += 1
         model, text = self._model(row), row.get("completion") or ""
@@ -127,7 +124,7 @@ class _Log:
         lengths = (row[name] for name in ALIASES["num_tokens"] if row.get(name) is not None)
         tokens = next((len(length) if isinstance(length, list) else length for length in lengths), None)
         usage = None if tokens is None else {"output_tokens": tokens, "total_tokens": tokens}
-        difficulty, parts = info.get("difficulty"), _object(row, "parts")
+        difficulty, parts = info.get("difficulty"), read_object(row.get("parts"))
         kept = {name: row[name] for name in _KEPT if row.get(name) is not None}
         judged = {"answer": row.get("answer"), "explanation": row["reason"]}
         sample = {
@@ -154,7 +151,7 @@ class _Log:
 
     def header(self) -> dict[str, Any]:
         """All of the log but its samples."""
-        settings, task = _object(self.first, "sampling"), _task(self.first)
+        settings, task = read_object(self.first.get("sampling")), _task(self.first)
         at = datetime.fromtimestamp(self.run.stat().st_mtime, UTC).isoformat()
         problems = [sample["id"] for sample in self.samples]
         counts = np.bincount(problems)[1:]
@@ -195,9 +192,9 @@ class _Log:
         }
 
     def _model(self, row: Row) -> str:
-        step = _object(row, "evaluation").get("step")
+        step = read_object(row.get("evaluation")).get("step")
         of_run = "unknown" if step is None else f"{self.run.name}, step {step}"
-        return str(_object(row, "sampling").get("model") or of_run)
+        return str(read_object(row.get("sampling")).get("model") or of_run)
 
 
 def _metrics(name: str, by_problem: np.ndarray) -> dict[str, Any]:

@@ -41,7 +41,8 @@ class OracleScorer:
     def _score(self, text: str, ground_truth: Json) -> Score:
         try:
             readings = {self.task.extract_answer(text), last_answer(strip_special_tokens(text))} - {None}
-            judged = [self.task.oracle(reading, ground_truth) for reading in sorted(filter(None, readings))]
+            truth = self.task.read_truth(ground_truth)
+            judged = [self.task.oracle(reading, truth) for reading in sorted(filter(None, readings))]
         except Exception as error:  # of the task's code
             self.first_error = self.first_error or describe_error(error)
             return Score(0.0, False, "error")

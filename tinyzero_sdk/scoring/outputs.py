@@ -4,7 +4,7 @@ Here is also which rows are completions of one problem, and batches that keep th
 """
 
 from array import array
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from tinyzero_sdk.data.arrow import fits_json, is_text, to_list
 from tinyzero_sdk.data.column_hash import hash_array, hash_values
-from tinyzero_sdk.data.rows import NO_COMPLETION, NO_GROUND_TRUTH, plain
+from tinyzero_sdk.data.rows import missing, plain
 from tinyzero_sdk.data.table import ALIASES, Block
 from tinyzero_sdk.errors import DataError, VersionMismatchError
 from tinyzero_sdk.records import Json
@@ -109,11 +109,9 @@ def _scorable(block: Block, source: Path) -> OutputBatch:
     """The rows with a completion and a ground truth; the others become bad ones of the block."""
     if isinstance(block.data, pa.Table):
         names = block.data.column_names
-        if "completion" not in names or not {"ground_truth", "reward_model"} & {*names}:
-            raise DataError(
-                f"{source} has the columns {', '.join(names)}; expected `completion`, "
-                "and `ground_truth` or `reward_model`"
-            )
+        for name, known in (("completion", {"completion"}), ("ground_truth", {"ground_truth", "reward_model"})):
+            if not known & {*names}:
+                raise DataError(f"{source} has the columns {', '.join(names)}: {missing(name, names)}")
     texts, truths, errors = block.column("completion"), block.first_cells("ground_truth"), dict[int, str]()
     are_plain = not isinstance(block.data, pa.Table) or all(
         fits_json(block.column(path).type) for path in ALIASES["ground_truth"]
@@ -121,9 +119,9 @@ def _scorable(block: Block, source: Path) -> OutputBatch:
     if not (are_plain and is_text(texts.type)) or texts.null_count or None in truths:
         for index, (text, truth) in enumerate(zip(to_list(texts), truths, strict=True)):
             try:
-                _check_completion(text)
+                _check_completion(text, block.names)
                 if truth is None:
-                    raise DataError(NO_GROUND_TRUTH)
+                    raise DataError(missing("ground_truth", block.names))
                 if not are_plain:
                     plain(truth)
             except DataError as error:
@@ -137,9 +135,9 @@ def _scorable(block: Block, source: Path) -> OutputBatch:
     return batch
 
 
-def _check_completion(text: Json) -> None:
+def _check_completion(text: Json, names: Collection[str]) -> None:
     if text is None:
-        raise DataError(NO_COMPLETION)
+        raise DataError(missing("completion", names))
     if not isinstance(text, str):
         raise DataError(f"the completion is of type {type(text).__name__}; expected a string")
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):

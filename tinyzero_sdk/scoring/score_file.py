@@ -7,18 +7,19 @@ report instead of written; a completion that the scorer fails on is kept, with i
 import json
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
 
 from tinyzero_sdk.data.arrow import check_json_types, infer_schema
 from tinyzero_sdk.data.files import JsonLinesWriter, ParquetWriter, check_ending, ending_of, replacing
+from tinyzero_sdk.data.rows import check_columns
 from tinyzero_sdk.data.table import BadRow, Block
-from tinyzero_sdk.errors import DataError, TinyZeroError
+from tinyzero_sdk.errors import DataError, SettingsError, TinyZeroError
 from tinyzero_sdk.records import ScoreColumns
 from tinyzero_sdk.scoring.outputs import PARTS, OutputBatch, read_outputs, read_parts, whole_groups
 from tinyzero_sdk.scoring.pool import ScoringPool
@@ -112,6 +113,9 @@ class ScoringOptions:
     """Called with the fraction of the file that is done."""
 
     overwrite: bool = True  # replace an output that exists
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Further names of the columns of our own format: theirs, or `NAME.FIELD`, by ours."""
+
     greedy: bool = False
     """Whether the completions of a prompt are alike by construction, so that their rewards cannot differ."""
 
@@ -136,7 +140,12 @@ def score_file(
     options = options or ScoringOptions()
     check = accept_any if options.allow_version_mismatch else scoring_check(task)
     report = ScoreReport(provenance=provenance_of(task))
-    run_scoring(task, find_reader(format, source), source, output, check, options, report)
+    reader = find_reader(format, source)
+    if options.columns:
+        if reader is not OWN:
+            raise SettingsError(f"columns are mapped in our own format, and {format} has its own; leave them out")
+        reader = replace(OWN, read=lambda path: _mapped(path, options.columns))
+    run_scoring(task, reader, source, output, check, options, report)
     return report
 
 
@@ -192,6 +201,15 @@ def run_scoring(
     report.seconds = time.perf_counter() - started
 
 
+def _mapped(path: Path, columns: Mapping[str, str]) -> Iterator[Block]:
+    is_first = True
+    for block in OWN.read(path):
+        if is_first and len(block):
+            check_columns(columns, block.names, path)
+            is_first = False
+        yield block.mapped(columns)
+
+
 def check_output(source: Path, output: Path, *, overwrite: bool = True) -> None:
     """Refuse an output path that must be a mistake: with a `DataError` that says why."""
     check_ending(output)
@@ -209,7 +227,7 @@ def _blocks(task: Task, reader: Reader, source: Path) -> Iterator[Block]:
     Parts that are not numbers are left out, since they would not fit in one column. In CSV, ground truths are read as
     JSON if those of the task are not text; a row whose ground truth is not JSON is bad.
     """
-    truths_are_json = reader is OWN and ending_of(source) == ".csv" and not _has_text_truths(task)
+    truths_are_json = reader.name == OWN.name and ending_of(source) == ".csv" and not _has_text_truths(task)
     for block in reader.read(source):
         errors = {}
         for index, row in enumerate(() if isinstance(block.data, pa.Table) else block.data):

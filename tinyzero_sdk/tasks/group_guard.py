@@ -62,7 +62,8 @@ class GroupGuard(ScoreGuard):
         Raises:
             BrokenTaskError: it returned something else than a valid reward for each, or parts where the task has some.
         """
-        results = self._score_group([str(score.answer) for score in scores], ground_truth, list(scores))
+        truth = self.read_truth(ground_truth)
+        results = self._score_group([str(score.answer) for score in scores], truth, list(scores))
         self._hook = "score_group"
         try:
             rewards = list(results) if hasattr(results, "__iter__") else [results]

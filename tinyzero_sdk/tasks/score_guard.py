@@ -4,12 +4,14 @@ Valid means finite and in range; where the scorer raises or returns something el
 `error`, counted here.
 """
 
+import itertools
+import json
 import math
 import numbers
 import reprlib
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -50,7 +52,8 @@ class ScoreGuard:
         self._parts = parts or {}
         self._known: dict[int, _Known] = {}  # by id: a scorer that is fast returns the same few objects
         self._no_answer = Score(0.0, False, "no_answer", parts=dict.fromkeys(self._parts, 0.0))
-        self._valid_truth: Json = self  # the latest ground truth that was valid: those of a group are one object
+        self._given_truth: Json = self  # the latest ground truth: those of a group are one object
+        self._truth: Json = None  # as the task takes it
         self._is_wrapped = False
         self._hook = "score"  # whose result is being checked
 
@@ -72,18 +75,16 @@ class ScoreGuard:
     def _judge(self, completion: Completion | str, ground_truth: Json) -> tuple[Score, str | None]:
         """The score but for its answer, and the answer."""
         try:
-            # What `check_truth` and `extract_answer` do, without their calls, which would cost 3 % of a fast scorer.
-            if ground_truth is not self._valid_truth:
-                if self._is_valid is not None and not self._is_valid(ground_truth):
-                    self.check_truth(ground_truth)
-                self._valid_truth = ground_truth
+            # What `extract_answer` does, without its call, which would cost 3 % of a fast scorer.
+            if ground_truth is not self._given_truth:
+                self._truth, self._given_truth = self.read_truth(ground_truth), ground_truth
             text = completion if isinstance(completion, str) else completion.text
             if len(text) > MOST_CHARACTERS:
                 text = text[_END]
             answer = self._extract_answer(strip_special_tokens(text))
             if type(answer) is not str and self._checked_answer(answer) is None:
                 return self._no_answer, None
-            result = self._score(answer, ground_truth)
+            result = self.score_answer(answer, self._truth)
             if known := self._known.get(id(result)):
                 # Its contents decide, since a scorer may fill the same object again.
                 _, parts, value, correct, reason, masked, score = known
@@ -162,10 +163,34 @@ class ScoreGuard:
                 self._known[id(result)] = (result, *contents, score)
         return score
 
-    def check_truth(self, ground_truth: Json) -> None:
-        """Refuse a ground truth that no answer could be judged by, whatever the completion says."""
-        if self._is_valid is not None and not self._is_valid(ground_truth):
-            raise BrokenTaskError(f"task {self.task_name!r} has no such ground truth: {describe_value(ground_truth)}")
+    def score_answer(self, answer: str, ground_truth: Json) -> Any:
+        """What the task's `score` returns; where it fails on JSON text of an object or list, for what that says."""
+        try:
+            return self._score(answer, ground_truth)
+        except Exception:
+            is_json = isinstance(ground_truth, str) and ground_truth.lstrip().startswith(("{", "["))
+            if self._is_valid is not None or not is_json or (form := next(truth_forms(ground_truth), None)) is None:
+                raise
+            return self._score(answer, form)
+
+    def read_truth(self, ground_truth: Json) -> Json:
+        """A ground truth as the task takes it: as it stands, or one of `truth_forms`.
+
+        Raises:
+            BrokenTaskError: no answer could be judged by it, whatever the completion says; or what `is_valid` raises.
+        """
+        if self._is_valid is None:
+            return ground_truth
+        failure: Exception | None = None
+        for form in itertools.chain([ground_truth], truth_forms(ground_truth)):
+            try:
+                if self._is_valid(form):
+                    return form
+            except Exception as error:  # the hook may look for what only another form has
+                failure = failure or error
+        raise failure or BrokenTaskError(
+            f"task {self.task_name!r} has no such ground truth: {describe_value(ground_truth)}"
+        )
 
     def _add_up(self, score: Any) -> Score:
         if not isinstance(score, Score) or not math.isnan(score.value):
@@ -224,6 +249,32 @@ class ScoreGuard:
                 frames = "".join(traceback.format_tb(error.__traceback__, limit=-16))
                 self.first_error = f"Traceback (most recent call last):\n{frames}{self.first_error}"
         return Score(0.0, False, "error")
+
+
+def truth_forms(truth: Json) -> Iterator[Json]:
+    """What a ground truth that a task does not take may stand for: JSON text, a list of one, whole numbers as floats.
+
+    Data files have them so: `reward_model` may hold text alone, and a table turns integers beside nulls into floats.
+
+    Example:
+        >>> list(truth_forms('["15.0"]')), list(truth_forms({"target": 15.0}))
+        ([['15.0'], '15.0', 15.0, 15], [{'target': 15}])
+    """
+    while isinstance(truth, str) or (isinstance(truth, list) and len(truth) == 1):
+        try:
+            truth = json.loads(truth) if isinstance(truth, str) else truth[0]
+        except (ValueError, RecursionError):
+            return
+        yield truth
+    yield _with_integers(truth)
+
+
+def _with_integers(value: Json) -> Json:
+    if isinstance(value, Mapping):
+        return {key: _with_integers(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return list(map(_with_integers, value))
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def describe_value(value: Any) -> str:

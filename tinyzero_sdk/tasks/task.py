@@ -109,6 +109,7 @@ class Task:
         if hook.score_group.get_hookimpls():
             self._group_guard = GroupGuard(*checked, score_group=hooks["score_group"])
         self._guard: ScoreGuard = self._group_guard or ScoreGuard(*checked)
+        self._score = self._guard.score_answer
         self.plugin_manager.register(self._guard, name="score guard")
         is_wrapped = len(hook.score_completion.get_hookimpls()) > 1
         wrapped = bind(hook.score_completion, self.options)  # anew, now that the guard is there
@@ -301,7 +302,7 @@ class Task:
         for completion, ground_truth in zip(completions, ground_truths, strict=True):
             beat()
             with suppress(Exception, SystemExit):  # `score_completion` meets and counts it
-                self._guard.check_truth(ground_truth)
+                ground_truth = self._guard.read_truth(ground_truth)
                 answer = self.extract_answer(completion if isinstance(completion, str) else completion.text)
                 if answer is not None:
                     answers.append((answer, ground_truth))
@@ -346,6 +347,14 @@ class Task:
     def oracle(self, answer: str, ground_truth: Json) -> bool | None:
         """Whether the task's oracle accepts the answer, or None where it cannot tell."""
         return self._call("oracle", answer, ground_truth)
+
+    def read_truth(self, ground_truth: Json) -> Json:
+        """A ground truth of a file as the task takes it; as it stands where the task has no hook `is_valid`.
+
+        Raises:
+            BrokenTaskError: the task takes it in no form.
+        """
+        return self._call("is_valid", ground_truth, function=self._guard.read_truth)
 
     def is_valid(self, ground_truth: Json) -> bool:
         """Whether this could be the ground truth of an item; False where the task has no such hook."""

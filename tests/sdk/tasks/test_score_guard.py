@@ -220,7 +220,7 @@ def test_a_ground_truth_that_cannot_be_judged_is_an_error_whatever_the_completio
     code = "@hookimpl\ndef is_valid(ground_truth):\n    return type(ground_truth) is int and 1 <= ground_truth <= 9"
     task = load_task(write_task(is_valid=code))
     assert task.score_completion(completion, 1).reason != "error"
-    for truth in (True, "1", None, 10, [1]):
+    for truth in (True, "one", None, 10, [1, 2]):
         assert task.score_completion(completion, truth) == Score(0.0, False, "error")
     assert task.error_count == 5
     assert "task 'say' has no such ground truth: True (bool)" in task.first_error

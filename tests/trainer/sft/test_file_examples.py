@@ -289,7 +289,7 @@ def test_right_completions_that_a_run_kept_are_learned(tmp_path: Path) -> None:
             "rows.jsonl:2: it offers tools, of which no chat template is told here; remove the row",
         ),
         ({"prompt": "a", "completion": ""}, "rows.jsonl:2: the completion is empty"),
-        ({"prompt": [], "completion": "a"}, "rows.jsonl:2: got [], expected messages with role and content"),
+        ({"prompt": [], "completion": "a"}, "rows.jsonl:2: got [], expected text, or messages with role and content"),
         ({"prompt": "a", "completion": "b", "correct": True}, "rows.jsonl:2: no ground truth; expected it in the"),
     ],
 )

@@ -13,15 +13,16 @@ import pyarrow.compute as pc
 from tinyzero_sdk.data.arrow import without_views
 from tinyzero_sdk.data.files import read_blocks
 from tinyzero_sdk.data.folders import TABLES, split_files
+from tinyzero_sdk.data.rows import OTHER_NAMES
 from tinyzero_sdk.data.table import Block
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.scoring.readers.records import numbered
 
-COMPLETIONS = ("completion", "completions", "response", "responses", "generation", "generations", "output", "outputs")
+COMPLETIONS = ("completion", *OTHER_NAMES["completion"])
 """Columns that hold a completion, or a list of them."""
 
-GROUND_TRUTHS = ("ground_truth", "reward_model", "target", "answer", "solution")  # columns that hold the ground truth
-PROMPTS = ("prompt", "question", "problem", "query")  # columns that hold the prompt (optional)
+GROUND_TRUTHS = ("ground_truth", "reward_model", *OTHER_NAMES["ground_truth"])  # columns that hold the ground truth
+PROMPTS = ("prompt", *OTHER_NAMES["prompt"])  # columns that hold the prompt (optional)
 _END_MARKER = 8  # bytes after the last batch of an Arrow file
 
 

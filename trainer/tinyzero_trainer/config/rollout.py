@@ -1,6 +1,6 @@
 """Groups of the configuration: which problems are asked, and how completions of them are sampled."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -43,6 +43,9 @@ class DataConfig:
     test_path: Annotated[str | None, RESUMABLE] = None
     """File with held-out problems; none = the rows of data.path that belong to a test split, else
     data.test_fraction of them."""
+
+    columns: dict[str, str] = field(default_factory=dict)
+    """Where the files have what a row needs: data.columns.prompt=question, data.columns.ground_truth=meta.answer."""
 
     prompt_template: str | None = None
     """Prompt template; none = `chat` if the model has a chat template, else `base`."""

@@ -73,6 +73,9 @@ class SftDataConfig:
     test_path: Annotated[str | None, RESUMABLE, _OF_FILES] = None
     """File of examples for the held-out loss; none = data.test_fraction of data.path."""
 
+    columns: Annotated[dict[str, str], _OF_FILES] = field(default_factory=dict)
+    """Where the files have what a row needs: data.columns.messages=conversation, data.columns.completion=output."""
+
     hook: Annotated[
         Literal["auto", "demonstrate", "solve"],
         UsedIf(lambda c: c.tasks or not c.data.path, "data.path={data.path!r} has the examples, and no task is given"),

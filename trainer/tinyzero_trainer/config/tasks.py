@@ -138,7 +138,7 @@ def load_tasks(
         return tasks
     from tinyzero_sdk.data.file_task import load_file_tasks
 
-    return load_file_tasks(tasks, data.path, data.test_path, data.test_fraction)
+    return load_file_tasks(tasks, data.path, data.test_path, data.test_fraction, data.columns)
 
 
 def refuse_unused(tasks: Mapping[str, "Task"], typed: Mapping[str, Any]) -> None:

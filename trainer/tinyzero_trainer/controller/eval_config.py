@@ -35,7 +35,9 @@ EVALUATION_KEYS = (
     *("rollout.max_completion_tokens", "rollout.max_num_seqs"),
     *("reward.num_workers", "reward.timeout", "reward.memory_limit_gb"),
 )
-"""Keys that affect `tinyzero eval`; any other is refused there."""
+"""Keys that affect `tinyzero eval`, with the tables of the task's options and of `COLUMNS`; others are refused."""
+
+COLUMNS = "data.columns."
 
 
 class LocalModels:
@@ -105,7 +107,7 @@ def evaluation_config(values: Mapping[str, Any]) -> TrainConfig:
     if isinstance(tasks, Mapping) and len(tasks) > 1:
         raise SettingsError("an evaluation is of one task; give --task TASK, and its options as task.KEY=…")
     for key, _ in flatten(values):
-        if key not in EVALUATION_KEYS and not key.startswith(("task.", "tasks.")):
+        if key not in EVALUATION_KEYS and not key.startswith(("task.", "tasks.", COLUMNS)):
             raise SettingsError(f"{key} has no effect on an evaluation; leave it out (--help lists what has)")
     model = text(values, "model.path")
     # The run directory that it is, or is a checkpoint of.
@@ -130,7 +132,9 @@ def _inherited(run: Path, tasks: Mapping[str, Any]) -> dict[str, Any]:
     known = {field.key for field in describe(TrainConfig)}
     if is_sft(saved):  # its files are of examples
         known -= {"data.path", "data.test_path"}
-    inherited = unflatten({key: value for key, value in flatten(saved) if key.startswith(prefixes) and key in known})
+    columns = () if is_sft(saved) else (COLUMNS,)
+    kept = {key: value for key, value in flatten(saved) if key.startswith(prefixes)}
+    inherited = unflatten({key: value for key, value in kept.items() if key in known or key.startswith(columns)})
     specs = read_task_specs(saved.get("tasks", {}))
     requested = [task_of(name, entry) for name, entry in tasks.items()]
     if not requested and len(specs) > 1:
@@ -139,5 +143,5 @@ def _inherited(run: Path, tasks: Mapping[str, Any]) -> dict[str, Any]:
     for spec in specs:
         if requested in ([], [spec.name]) or identity(spec.task) == identity(requested[0]):
             return inherited | {"tasks": {spec.name: {"task": spec.task, "options": dict(spec.options)}}}
-    own = ("path", "test_path")  # the files have problems of the run's task
+    own = ("path", "test_path", "columns")  # the files have problems of the run's task
     return inherited | {"data": {key: value for key, value in inherited["data"].items() if key not in own}}

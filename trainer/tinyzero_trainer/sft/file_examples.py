@@ -4,6 +4,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from random import Random
@@ -14,8 +15,15 @@ import numpy as np
 from tinyzero_sdk import Item, Task
 from tinyzero_sdk.console import plural
 from tinyzero_sdk.data.arrow import Row
-from tinyzero_sdk.data.file_task import HELD_OUT
-from tinyzero_sdk.data.rows import ground_truth_of, is_prompt, row_to_item
+from tinyzero_sdk.data.rows import (
+    HELD_OUT,
+    extra_info,
+    ground_truth_of,
+    is_held_out,
+    read_messages,
+    read_prompt,
+    row_to_item,
+)
 from tinyzero_sdk.data.sources import Rows, open_rows
 from tinyzero_sdk.errors import BrokenTaskError, DataError, ExhaustedError
 from tinyzero_sdk.hookspecs import Message
@@ -40,7 +48,6 @@ OTHER_FORMATS = {
     "output": "rename the columns of Alpaca's format: instruction (with its input) to prompt, output to completion",
     "conversations": "rename those of ShareGPT's format: conversations to messages, from to role, value to content",
 }
-ROLES = ("system", "developer", "user", "assistant", "tool")
 TELLING = 20
 """Characters from which on a text of a held-out problem, such as its question, says which problem it is."""
 NOT_OF_PROBLEM = {*RESULT_COLUMNS, PARTS, "completion", "token_count", "finished", "sample", "sampling"}
@@ -80,7 +87,8 @@ class ExampleFile:
         kept_by_run = sorted(Path(path).expanduser().glob("completions/train_*.parquet"))
         self.path, self._tasks, self._learned, self._hook = path, tasks, learned, config.data.hook
         self._of_run = bool(kept_by_run)
-        self._rows = Rows(kept_by_run) if kept_by_run else open_rows(path, ("train",) if learned else HELD_OUT)
+        splits = ("train",) if learned else HELD_OUT
+        self._rows = Rows(kept_by_run) if kept_by_run else open_rows(path, splits, config.data.columns)
         self.asks_tasks = False  # whether a task makes a completion
         self._wrong = 0  # completions that are wrong, or were cut off
         self._seed = config.run.seed
@@ -216,23 +224,23 @@ class ExampleFile:
                 item = (task and self._own_problem(row, task)) or _problem(row)
                 thought = {key: row[key] for key in REASONING if isinstance(row.get(key), str)}
                 turn = {"role": "assistant", "content": completion, **thought}
-                return [Example("" if prompt is None else _prompt(prompt), completion, task, item, turn)]
+                return [Example("" if prompt is None else read_prompt(prompt), completion, task, item, turn)]
             if row.get("tools") and (messages or completion):
                 raise DataError("it offers tools, of which no chat template is told here; remove the row")
             if messages is not None:
-                return _spoken(_messages(messages), messages, 1)
+                return _spoken(_messages(messages), 1)
             if prompt is not None and completion is not None:
-                before = _prompt(prompt)
+                before = read_prompt(prompt)
                 if isinstance(completion, str):
                     if not completion:
                         raise DataError("the completion is empty")
                     return [Example(before, completion)]
                 after = _messages(completion)
                 if not isinstance(before, str):
-                    return _spoken([*before, *after], [*prompt, *completion], len(before))
+                    return _spoken([*before, *after], len(before))
                 if len(after) > 1:
                     raise DataError("the completion has several messages, and the prompt is text; expected messages")
-                return [example._replace(prompt=before) for example in _spoken(after, completion, 0)]
+                return [example._replace(prompt=before) for example in _spoken(after, 0)]
             task = self._task_of(row) if completion is None else None
             if task is not None and (problem := self._own_problem(row, task)) is not None:
                 return [Example("", None, task, problem)]
@@ -243,11 +251,11 @@ class ExampleFile:
 
     def _own_problem(self, row: Row, task: str) -> Item | None:
         """The problem of a row without a completion, also as its authors publish it, or verl's scripts keep it."""
-        extra = row.get("extra_info")
-        if isinstance(extra, Mapping) and (published := self._tasks[task].read_row(extra)) is not None:
+        if (published := self._tasks[task].read_row(extra_info(row))) is not None:
             return published
         with suppress(DataError):
-            return _problem(row)
+            item = _problem(row)
+            return replace(item, ground_truth=self._tasks[task].read_truth(item.ground_truth))
         return self._tasks[task].read_row(row)
 
     def _task_of(self, row: Row) -> str | None:
@@ -264,9 +272,7 @@ class ExampleFile:
         Raises:
             DataError: the problem is held out.
         """
-        extra = row.get("extra_info")
-        extra = extra if isinstance(extra, Mapping) else {}
-        held_out, key = extra.get("split") == "test", str(extra.get("key") or (item and item.ground_truth))
+        held_out, key = is_held_out(row), str(extra_info(row).get("key") or (item and item.ground_truth))
         if name is not None and item is not None:
             task = self._tasks[name]
             key = task.item_key(item)
@@ -356,31 +362,20 @@ def _problem(row: Row) -> Item:
     return row_to_item({name: value for name, value in row.items() if name not in NOT_OF_PROBLEM})
 
 
-def _prompt(value: Any) -> str | list[Message]:
-    if value == "":
-        raise DataError("the prompt is empty")
-    return value if isinstance(value, str) else _messages(value)
-
-
 def _messages(value: Any) -> list[Message]:
     for message in value if isinstance(value, list) else ():
         if isinstance(message, Mapping) and (message.get("tool_calls") or message.get("function_call")):
             raise DataError("a message calls a tool, which is learned as text only; write the call into its content")
-    if isinstance(value, str) or not is_prompt(value):
-        raise DataError(f"got {value!r:.80}, expected messages with role and content")
-    for message in value:
-        if message["role"] not in ROLES:
-            raise DataError(f"a message has the role {message['role']!r:.40}, expected one of {', '.join(ROLES)}")
-    return [{key: text for key, text in message.items() if isinstance(text, str)} for message in value]
+    return read_messages(value)
 
 
-def _spoken(turns: list[Message], columns: Sequence[Mapping[str, Any]], first: int) -> list[Example]:
-    """Each text of the assistant from the message `first` on; `columns` has all that is known of the messages."""
+def _spoken(turns: list[Message], first: int) -> list[Example]:
+    """Each text of the assistant from the message `first` on."""
     examples = [
         Example(turns[:place], turn["content"], turn=turn)
         for place, turn in enumerate(turns)
         # It may be empty, as before a tool's answer; a weight of 0 says that it is not to be learned.
-        if place >= first and turn["role"] == "assistant" and turn["content"] and columns[place].get("weight") != 0
+        if place >= first and turn["role"] == "assistant" and turn["content"] and turn.get("weight") != 0
     ]
     if not examples:
         raise DataError("no message of the assistant with text follows another")
