@@ -24,6 +24,7 @@ from tinyzero_sdk.data.rows import (
     extra_info,
     find_ground_truth,
     is_held_out,
+    missing,
     read_prompt,
 )
 from tinyzero_sdk.data.sources import Rows, find_files
@@ -203,8 +204,8 @@ class FileTask(Task):
             super().make_prompt(item)
         except BrokenTaskError as error:
             raise DataError(
-                f"no prompt, and task {self.name!r} cannot make one of the columns {', '.join(row)}; expected text or "
-                "chat messages in the column `prompt`"
+                f"no prompt, and task {self.name!r} cannot make one of the columns {', '.join(row)}; "
+                f"{missing('prompt', row)}"
             ) from error
         self.makes_prompts = True
         return 0

@@ -37,6 +37,7 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
 _EXPECTED = {
     "completion": "no completion; expected a string in the column `completion`",
     "ground_truth": "no ground truth; expected it in the column `ground_truth`, or in `reward_model`",
+    "prompt": "expected text or chat messages in the column `prompt`",
 }
 
 

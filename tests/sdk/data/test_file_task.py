@@ -121,7 +121,6 @@ def test_rows_go_to_the_task_that_they_name(tmp_path):
     ("change", "message"),
     [
         ({"prompt": None}, None),  # the task makes it
-        ({"prompt": None, "nums": 3}, "no prompt, and task 'countdown' cannot make one"),
         ({"prompt": None, "data_source": ["x"], "reward_model": 5, "extra_info": 7, "nums": 3}, "no ground truth"),
         ({"prompt": []}, "expected text, or messages with role and content"),
         ({"prompt": [{"role": "user"}]}, "expected text, or messages with role and content"),

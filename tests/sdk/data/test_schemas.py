@@ -209,6 +209,7 @@ REFUSED = {
     "Python's repr": ({"prompt": str(chat("2+2?"))}, "messages as Python writes them; write a list, or one as JSON"),
     "numpy's str": ({"prompt": str(np.array(chat("2?") * 2))}, "messages as Python writes them; write a list, or one"),
     "numpy's repr": ({"prompt": repr(np.array(chat("2?"), object))}, "messages as Python writes them; write a list"),
+    "no prompt": ({"prompt": None, "problem": "2?"}, "in the column `prompt`; if `problem` has it: data.columns"),
     "prefill": ({"prompt": [*chat("2?"), *chat("<think>", "assistant")]}, "ends in a message of the assistant"),
     "prefill as JSON text": ({"prompt": json.dumps(chat("<think>", "assistant"))}, "ends in a message of the assis"),
     "role": ({"prompt": chat("2?", "human")}, "a message has the role 'human', expected one of system"),

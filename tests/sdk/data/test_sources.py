@@ -66,8 +66,12 @@ def test_a_place_is_the_line_and_a_bad_line_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("missing.jsonl", None, "does not exist; expected a .parquet or .jsonl file, a folder of them, or a data set"),
-        ("rows.csv", b"a", "ends in .csv; expected a name that ends in .jsonl or .parquet"),
+        (
+            "missing.jsonl",
+            None,
+            "does not exist; expected a file \\(.parquet, .jsonl, .json\\), a folder of them, or a data set",
+        ),
+        ("rows.csv", b"a", "ends in .csv; expected a name that ends in .parquet, .jsonl or .json"),
         ("rows.parquet", b"PAR1", "not Parquet, or damaged"),
         ("rows.arrow/0.arrow", b"x", "cannot read"),
         ("empty/readme.txt", b"x", "has no file like"),

@@ -221,7 +221,7 @@ def test_scoring_again_replaces_the_results(task, tmp_path):
     [
         *(("jsonl", content, "has no rows") for content in (b"", b"\n\n", b"\xef\xbb\xbf")),
         ("parquet", pa.table({"completion": pa.array([], pa.string())}), "has no rows"),
-        ("parquet", pa.table({"text": ["a"]}), "has the columns text; expected `completion`"),
+        ("parquet", pa.table({"text": ["a"]}), "has the columns text: no completion; expected"),
         ("parquet", b"PAR1", "is not Parquet, or damaged"),
     ],
 )
