@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tinyzero_sdk.testing.gold import Gold
 from tinyzero_sdk.testing.grammar import Choose
-from tinyzero_sdk.testing.neighbours import partitions
+from tinyzero_sdk.testing.neighbours import change_order, change_parts
 
 Tokens = list[str]
 tokenize = re.compile(r"[0-9]+|[A-Za-z]+|[ ]+|.", re.DOTALL).findall
@@ -127,14 +127,6 @@ def lengthen_two(tokens: Tokens, stock: Stock) -> Tokens:
     return tokens
 
 
-def shuffle_numbers(tokens: Tokens, stock: Stock) -> Tokens:
-    places = _number_places(tokens)
-    for count in range(len(places), 1, -1):
-        first, second = places[count - 1], places[stock.choose(count)]
-        tokens[first], tokens[second] = tokens[second], tokens[first]
-    return tokens
-
-
 def change_operators(tokens: Tokens, stock: Stock) -> Tokens:
     return [stock.pick(_OPERATORS) if token in _OPERATORS else token for token in tokens]
 
@@ -202,23 +194,9 @@ def repeat_span(tokens: Tokens, stock: Stock) -> Tokens:
 
 
 def change_part(tokens: Tokens, stock: Stock) -> Tokens:
-    """A line, list item, word, term or number dropped, doubled, moved, or exchanged with another."""
-    ways = list(partitions("".join(tokens)))
-    if not ways:
-        return tokens
-    parts = ways[stock.choose(len(ways))]
-    own, separators, kind = parts.pieces[::2], [*parts.pieces[1::2], ""], stock.choose(4)
-    first, second = stock.choose(len(own)), stock.choose(len(own))
-    if kind == 0:
-        del own[first], separators[max(first - 1, 0)]
-    elif kind == 1:
-        own.insert(second, own[first])
-        separators.insert(0, separators[0])
-    elif kind == 2:
-        own.insert(second, own.pop(first))
-    else:
-        own[first], own[second] = own[second], own[first]
-    return [parts.join(piece for pair in zip(own, separators, strict=True) for piece in pair)]
+    """A line, list item, word, term or number dropped, doubled, replaced, added, moved or exchanged."""
+    answer, others = "".join(tokens), stock.answers[:2]
+    return [stock.pick([text for _, text in (*change_parts(answer, others), *change_order(answer, others))])]
 
 
 def bracket_span(tokens: Tokens, stock: Stock) -> Tokens:
@@ -261,7 +239,7 @@ _MARKS = [
 ]  # fmt: skip
 
 MUTATORS: tuple[Callable[[Tokens, Stock], Tokens], ...] = (
-    *(change_number, change_digit, edit_character, lengthen_two, lengthen_two, shuffle_numbers, shuffle_numbers),
+    *(change_number, change_digit, edit_character, lengthen_two, lengthen_two, change_part, change_part),
     *(respell_number, join_numbers, join_numbers, change_symbol, change_symbol, change_operators, put_in),
     *(
         put_in_strange,

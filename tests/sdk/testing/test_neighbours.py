@@ -35,11 +35,10 @@ def all_of(change, answer, *others):
 @pytest.mark.parametrize(
     ("change", "answer", "others", "some"),
     [
-        (change_numbers, "42", (), "43 41 42.4 42.210 4200 -42 422 2 4 24"),
+        (change_numbers, "42", (), "43 41 42.4 42.21 4200 -42 422 2 4 24"),
         (change_numbers, "-3.5", (), "-2.5 -4.5 -3.1 3.5 -35"),
         (change_numbers, "1000", (), "1005 995"),
         (change_numbers, "1+2", ("4-3",), "1-2 2+2 1+1"),
-        (change_numbers, "1,2", (), "2,1"),  # with the same sum
         (change_parts, "3/4", ("5/6",), "5/6 3 4 5/4 3/6 3/3/4 34"),
         (change_order, "3/4", (), "4/3"),
         (change_order, "03/04/2024", (), "04/03/2024 2024/04/03"),

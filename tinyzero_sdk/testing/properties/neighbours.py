@@ -1,38 +1,16 @@
 """Properties of wrong answers next to a right one, which need no oracle: no kind of change pays on most problems."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from tinyzero_sdk.testing import neighbours
-from tinyzero_sdk.testing.gold import Gold, TestCompletion
+from tinyzero_sdk.testing.gold import TestCompletion
 from tinyzero_sdk.testing.property import Failure, NotChecked, Property
-from tinyzero_sdk.testing.sandbox_child import Outcome, short
+from tinyzero_sdk.testing.sandbox_child import short
 from tinyzero_sdk.testing.task_under_test import TaskUnderTest
 
 _FIRST = 6  # a kind that pays on none of so many problems pays on few
-_FEWEST = 3  # problems that make a kind
-_MOST_NAMED = 3
-
-
-def _by_kind(golds: Sequence[Gold], change: neighbours.Change) -> dict[str, list[TestCompletion]]:
-    """The neighbours of right answers, each text once for each problem, under the first kind that makes it."""
-    kinds: dict[str, list[TestCompletion]] = {}
-    answers = [gold.answer for gold in golds]
-    for place, gold in enumerate(golds):
-        texts: dict[str, str] = {}
-        for kind, text in change(gold.answer, [*answers[place + 1 :], *answers[:place]]):
-            if kind not in texts.values() and not neighbours.same(text, gold.answer):
-                texts.setdefault(text, kind)
-        for text, kind in texts.items():
-            sample = gold.sample(gold.with_answer(text), f"gold's answer {short(gold.answer)}, {kind}")
-            kinds.setdefault(kind, []).append(sample)
-    return kinds
-
-
-def _paid(subject: TaskUnderTest, samples: Sequence[TestCompletion]) -> list[tuple[TestCompletion, Outcome]]:
-    outcomes = subject.observe_all(samples, oracle="all")
-    subject.tried += len(samples)
-    pairs = zip(samples, outcomes, strict=True)
-    return [(sample, outcome) for sample, outcome in pairs if outcome.correct and not outcome.oracle]
+_FEWEST = 3  # problems on which it pays
+_MOST_NAMED = 4
 
 
 def _must_not_pay(change: neighbours.Change) -> Callable[[TaskUnderTest], Failure | None]:
@@ -42,24 +20,38 @@ def _must_not_pay(change: neighbours.Change) -> Callable[[TaskUnderTest], Failur
         if subject.task.info.judge is not None:
             raise NotChecked("a judge may find a neighbour of gold as good; see gold-beats-wrong")
         golds = subject.right_answers
-        paying: dict[str, list[tuple[TestCompletion, Outcome]]] = {}
-        named: list[str] = []
-        for kind, samples in _by_kind(golds, change).items():
-            if len(samples) < min(_FEWEST, len(golds)):
-                continue
-            paid = _paid(subject, samples[:_FIRST])
+        answers = [gold.answer for gold in golds]
+        kinds: dict[str, list[TestCompletion]] = {}
+        for place, gold in enumerate(golds):
+            texts: dict[str, str] = {}
+            for kind, text in change(gold.answer, [*answers[place + 1 :], *answers[:place]]):
+                if not neighbours.same(text, gold.answer):
+                    texts.setdefault(text, kind)
+            for text, kind in texts.items():
+                sample = gold.sample(gold.with_answer(text), f"gold's answer {short(gold.answer)}, {kind}")
+                kinds.setdefault(kind, []).append(sample)
+        paying = {}
+        for kind, samples in kinds.items():
+            paid = [*_paid(subject, samples[:_FIRST])]
             paid += _paid(subject, samples[_FIRST:]) if paid else []
-            if 2 * len(paid) > len(samples):
-                paying[kind] = paid
-                named.append(f"{kind} ({len(paid)} of {len(samples)} problems)")
+            if len(paid) > len(samples) / 2 and len(paid) >= min(_FEWEST, len(golds)):
+                paying[f"{kind} ({len(paid)} of {len(samples)} problems)"] = min(
+                    paid, key=lambda sample: len(sample.completion)
+                )
         if not paying:
             return None
-        sample, outcome = min(next(iter(paying.values())), key=lambda pair: len(pair[0].completion))
-        others = f"; also {', '.join(named[1 : 1 + _MOST_NAMED])}" if named[1:] else ""
-        got = f"{outcome.describe()}: {named[0]}{others}"
+        sample = next(iter(paying.values()))
+        got = f"{subject.observe(sample, oracle='all').describe()}: {', '.join([*paying][:_MOST_NAMED])}"
         return Failure(got, "not correct, unless `oracle` or a waiver with a reason says that it is right", sample)
 
     return examine
+
+
+def _paid(subject: TaskUnderTest, samples: list[TestCompletion]) -> list[TestCompletion]:
+    outcomes = subject.observe_all(samples, oracle="all")
+    subject.tried += len(samples)
+    pairs = zip(samples, outcomes, strict=True)
+    return [sample for sample, outcome in pairs if outcome.correct and not outcome.oracle]
 
 
 NUMBERS_COUNT = Property(
