@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tinyzero_sdk.testing.gold import Gold
 from tinyzero_sdk.testing.grammar import Choose
-from tinyzero_sdk.testing.neighbours import change_order, change_parts
+from tinyzero_sdk.testing.neighbours import partitions
 
 Tokens = list[str]
 tokenize = re.compile(r"[0-9]+|[A-Za-z]+|[ ]+|.", re.DOTALL).findall
@@ -193,10 +193,15 @@ def repeat_span(tokens: Tokens, stock: Stock) -> Tokens:
     return tokens
 
 
-def change_part(tokens: Tokens, stock: Stock) -> Tokens:
-    """A line, list item, word, term or number dropped, doubled, replaced, added, moved or exchanged."""
-    answer, others = "".join(tokens), stock.answers[:2]
-    return [stock.pick([text for _, text in (*change_parts(answer, others), *change_order(answer, others))])]
+def exchange_parts(tokens: Tokens, stock: Stock) -> Tokens:
+    """Two lines, list items, words, terms or numbers exchanged."""
+    ways = [*partitions("".join(tokens))]
+    if not ways:
+        return tokens
+    _, pieces, join = ways[stock.choose(len(ways))]
+    first, second = (2 * stock.choose(len(pieces) // 2 + 1) for _ in range(2))
+    pieces[first], pieces[second] = pieces[second], pieces[first]
+    return [join(pieces)]
 
 
 def bracket_span(tokens: Tokens, stock: Stock) -> Tokens:
@@ -239,20 +244,9 @@ _MARKS = [
 ]  # fmt: skip
 
 MUTATORS: tuple[Callable[[Tokens, Stock], Tokens], ...] = (
-    *(change_number, change_digit, edit_character, lengthen_two, lengthen_two, change_part, change_part),
+    *(change_number, change_digit, edit_character, lengthen_two, lengthen_two, exchange_parts),
     *(respell_number, join_numbers, join_numbers, change_symbol, change_symbol, change_operators, put_in),
-    *(
-        put_in_strange,
-        put_in_step,
-        take_out,
-        repeat_span,
-        change_part,
-        bracket_span,
-        drop_brackets,
-        splice,
-        claim_result,
-        wrap,
-    ),
+    *(put_in_strange, put_in_step, take_out, repeat_span, bracket_span, drop_brackets, splice, claim_result, wrap),
 )
 """The mutations of answers; those that find faults most often are listed twice."""
 

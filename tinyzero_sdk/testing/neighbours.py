@@ -19,12 +19,12 @@ Change = Callable[[str, Sequence[str]], Neighbours]
 _NUMBER = re.compile(r"(?<![\w.])-?[0-9]{1,20}(?:\.[0-9]{1,20})?(?![0-9])")
 _SIGNS = ("+-*/×÷·^", "<>≤≥=", "([", ")]")  # of a class, one may stand in the place of another
 _COMMUTATIVE = [{sign} for sign in "+*×·∧∨∪∩"]
-_LEVELS = {
-    "line": r"\n+",
-    "item": r"\s*[,;]\s*",
-    "word": r"\s+",
-    "term": r"[^\w.]+",
-    "number": r"(?:[^0-9.]|\.(?!\d))+",
+_LEVELS = {  # what a part is called, and what separates two
+    "line": re.compile(r"(\n+)"),
+    "item": re.compile(r"(\s*[,;]\s*)"),
+    "word": re.compile(r"(\s+)"),
+    "term": re.compile(r"([^\w.]+)"),
+    "number": re.compile(r"((?:[^0-9.]|\.(?![0-9]))+)"),
 }
 _FRAME = re.compile(r"""([\[({<"']*)(.*?)([])}>"'.]*)""", re.DOTALL)
 _NAMED = re.compile(r"""["']?\w+["']?\s*[:=]""")
@@ -96,13 +96,13 @@ def _exchange(text: str) -> str:
     return text[: places[-1] - 1] + text[places[-1]] + text[places[-1] - 1] + text[places[-1] + 1 :] if places else text
 
 
-def _partitions(answer: str) -> Iterator[tuple[str, list[str], Callable[[Iterable[str]], str]]]:
+def partitions(answer: str) -> Iterator[tuple[str, list[str], Callable[[Iterable[str]], str]]]:
     """The ways to see an answer as several parts: what one is called; a part, a separator, …, a part; how they join."""
     frame = _FRAME.fullmatch(answer)
     assert frame is not None
     for name, separator in _LEVELS.items():
         before, inside, after = frame.groups()
-        pieces = re.split(f"({separator})", inside)
+        pieces = separator.split(inside)
         if not pieces[0] and len(pieces) > 1:
             before, pieces = before + pieces[1], pieces[2:]
         if not pieces[-1] and len(pieces) > 1:
@@ -124,8 +124,8 @@ def change_parts(answer: str, others: Sequence[str]) -> Neighbours:
     """A part dropped, doubled, replaced or added, and the answer of another problem."""
     yield "the right answer of another problem", next((other for other in others if not same(other, answer)), answer)
     yield "'not' before it", f"not {answer}"
-    strange = [{name: pieces for name, pieces, _ in _partitions(other)} for other in others[:8]]
-    for name, pieces, join in _partitions(answer):
+    strange = [{name: pieces for name, pieces, _ in partitions(other)} for other in others[:8]]
+    for name, pieces, join in partitions(answer):
         own = pieces[::2]
         for which, place in _places(len(own)):
             start, at = max(2 * place - 1, 0), 2 * place
@@ -147,7 +147,7 @@ def change_parts(answer: str, others: Sequence[str]) -> Neighbours:
 
 def change_order(answer: str, others: Sequence[str]) -> Neighbours:
     """Parts exchanged or moved, where their order is not free."""
-    for name, pieces, join in _partitions(answer):
+    for name, pieces, join in partitions(answer):
         own, every = pieces[::2], [*range(len(pieces) // 2 + 1)]
         if _is_set(answer, own):
             continue
