@@ -27,9 +27,7 @@ def strip_special_tokens(text: str) -> str:
     if "|" in text or "｜" in text:  # looking for one character is many times faster than for a pattern
         text = _BARRED_TOKEN.sub("", text)
     if text.rstrip().endswith(_END_TOKENS):  # a space or a line break may follow it
-        end = _END_REVERSED.match(text[::-1])
-        assert end is not None  # it matches the empty text too
-        text = text[: len(text) - end.end()]
+        text = _END_REVERSED.sub("", text[::-1], count=1)[::-1]
     return text
 
 
@@ -63,9 +61,9 @@ def last_boxed(text: str) -> str | None:
 def last_hashed(text: str) -> str | None:
     """What stands on its line behind the last `####` after the last `</think>` that gives a result; or None.
 
-    Four hashes are a heading in Markdown too. They give a result where a digit follows on the line, and before it no
-    letter but those of LaTeX, a currency (`US$42`), `x =` or `minus`; or where the line says "answer". A numbered
-    heading, such as `#### 2. The price`, gives none. A `</answer>` ends the line too.
+    Four hashes are a heading too. They give a result where a digit follows on the line, and before it no letter but
+    those of LaTeX, a currency (`US$42`), `x =` or `minus`; or where an "answer" is announced. Numbered headings give
+    none (`#### 2. The price`; `#### 3.1 Details` if any other line does). `</answer>` or `**` may end the line, too.
 
     Example:
         >>> last_hashed("#### 42\\n#### Explanation\\n20 + 22 = 42")
@@ -101,15 +99,17 @@ _Span = tuple[int, int]
 
 _TAGS = ("<answer>", "</answer>")
 _BOX = re.compile(r"\\boxed[ \t]*+\{")
-_DIGIT = re.compile(r"[0-9]")
+_DIGIT = re.compile("[0-9¼-¾⅐-⅞]")
 _LETTERED = re.compile(  # "x = 42", "minus 5", "US$42", "Rs. 42"
-    r"[A-Za-z]\s*=|(?i:minus|negative)\s|(?:[A-Z]{1,3}|Rs\.?)\s?[$€£¥₹]|(?:USD|EUR|GBP|INR|Rs\.?)\s?[0-9]"
+    r"[A-Za-z]\s*=|(?i:minus|negative)\s|(?:[A-Z]{1,3}|Rs\.?)\s?[$€£¥₹]|(?:USD|EUR|GBP|INR|Rs\.?)\s?[0-9¼-¾⅐-⅞\\]"
 )
-_NUMBERED = re.compile(  # "2. The second step", "2nd step", "2" as an emoji
-    r"[0-9]{1,3}(?:[.):]|\ufe0f?\u20e3)[ \t]++[^\w]*+[A-Za-z]|[0-9]{1,3}(?:st|nd|rd|th)\b"
+_NUMBERED = re.compile(  # "2. The second step", "1 - Check", "1.2.3 Details", "2nd step", "2" as an emoji
+    r"[0-9]{1,3}(?:\.[0-9]{1,3}){0,4}(?:[.):\]]{1,2}|\ufe0f?\u20e3|[ \t][-–—|])[ \t]++[^\w]*+[A-Za-z]"
+    r"|[0-9]{1,3}(?:st|nd|rd|th)\b|[0-9]{1,3}(?:\.[0-9]{1,3}){2,4}[ \t]"
 )
+_SECTION = re.compile(r"[^\w]*+[0-9]{1,2}\.[0-9]{1,2}[ \t]++[A-Z][a-z]")  # "3.1 Details", but also "3.5 Miles"
+_ANNOUNCED = re.compile(r"(?i)(?!how |why )(?>.*?\banswer\b)(?:[^0-9]*(?:\bis\b|[:=—]|minus)|[^0-9a-z]*+[0-9])")
 _UNDRESSED = re.compile(r"(?:\\[A-Za-z]++|[^\w]|_)*+")
-_ESCAPED = re.compile(r"\\[{}]")
 _HASHES = re.compile(r"#{4,}+")
 _MOST_HASHES = 64  # from the end: so many headings may follow an answer
 
@@ -149,7 +149,7 @@ def _find_boxed(text: str, begin: int) -> _Span | None:
             return last.end(), close
     # Backwards, so that the first box whose braces match is the one that begins last.
     starts = {box.end() - 1 for box in _BOX.finditer(text, begin)}
-    bare = _ESCAPED.sub("  ", text)
+    bare = text.replace("\\{", "  ").replace("\\}", "  ")
     closings: list[int] = []
     for place in range(len(bare) - 1, min(starts, default=len(bare)) - 1, -1):
         if bare[place] == "}":
@@ -164,16 +164,18 @@ def _find_boxed(text: str, begin: int) -> _Span | None:
 def _find_hashed(text: str, begin: int) -> _Span | None:
     if text.rfind("####", begin) < 0:
         return None
-    end = len(text)
+    section, end = None, len(text)
     for hashes in reversed([*_HASHES.finditer(text, begin)][-_MOST_HASHES:]):
         start, stop = hashes.end(), text.find("\n", hashes.end(), end)
         stop = end if stop < 0 else stop
-        tag = text.find("</answer>", start, stop)
-        stop = stop if tag < 0 else tag
-        if _gives_result(text[start:stop].strip(" \t\r#*")):
-            return start, stop
         end = hashes.start()
-    return None
+        tag = text.find("**" if text[end - 2 : end] == "**" else "</answer>", start, stop)
+        stop = stop if tag < 0 else tag
+        if _SECTION.match(text, start, stop):
+            section = section or (start, stop)  # the result, if there is no other
+        elif _gives_result(text[start:stop].strip(" \t\r#*")):
+            return start, stop
+    return section
 
 
 def _gives_result(line: str) -> bool:
@@ -181,9 +183,7 @@ def _gives_result(line: str) -> bool:
         return True
     if not _DIGIT.search(line):
         return False
-    begin = _UNDRESSED.match(line)
-    assert begin is not None  # it matches the empty text too
-    first = begin.end()
-    if line[first].isdecimal():
-        return not _NUMBERED.match(line, first)
-    return _LETTERED.match(line, first) is not None or "answer" in line.lower()
+    bare = _UNDRESSED.sub("", line, count=1)
+    if _DIGIT.match(bare):
+        return not _NUMBERED.match(bare)
+    return bool(_LETTERED.match(bare) or _ANNOUNCED.match(line))

@@ -97,7 +97,12 @@ def test_last_boxed_cases(text, answer):
         ("#### 42\n#### Explanation\n1 + 1", "42"), ("#### 42\n#### 2. A second way", "42"),
         ("#### 42\n#### ✓ done", "42"), ("#### The answer is 42.", "The answer is 42."), ("#### **42**", "**42**"),
         ("##### 42", "42"), ("<answer>#### 42</answer>", "42"), ("#### Step 42", None), ("#### forty-two", None),
-        ("####\n42", None), ("### 42", None), ("#### 42</think>", None),
+        ("####\n42", None), ("### 42", None), ("#### 42</think>", None), ("#### ½", "½"), ("**#### 42** km", "42"),
+        *((f"#### 42\n#### {heading}\n1 + 1", "42") for heading in (
+            "3.1 Details", "1 - Verification", "1.) Check", "[1] Check", "1.2.3 More", "2 | Why",
+            "How the answer was found in 3 steps", "Why the answer is not 3", "The answer in 3 steps")),
+        ("#### 42\n#### 3.5 miles", "3.5 miles"), ("#### 3.5 Miles", "3.5 Miles"),
+        ("#### My answer: 42", "My answer: 42"), ("#### 42\n#### The answer is not 42", "The answer is not 42"), ("#### Answer 42", "Answer 42"),
     ],
 )  # fmt: skip
 def test_last_hashed_cases(text, answer):
@@ -133,6 +138,7 @@ def test_text_that_only_looks_like_a_token_stays(text):
     [
         *("<answer>", "</answer>", "<|", "<|a", "<", "<|a|", "</think>", "<answer>1</answer>", "</s>", "<pad>."),
         *("\\boxed{", "\\boxed{1}{}", "{}", "}", "\\boxed", "####", "#### a", "#### 1. a\n", "####</answer>"),
+        *("#### answer 1", "#### 1answer ", "#### 1 answer\t-", "**####1"),
     ],
 )
 @pytest.mark.parametrize("function", [last_answer, last_tagged, strip_special_tokens])

@@ -9,18 +9,23 @@ from itertools import pairwise
 
 from tinyzero_gsm8k import words
 
-_BESIDE_LEFT = " \t\r\n([\"'“‘:=—"
-_BEFORE = re.compile(r"(?:[^\W\d_]|[\s,:;'’\"“”‘(\[=$—]|(?<=Rs)\.|(?<=[^\W\d_])[-/](?=[^\W\d_]))*")
-_AFTER = re.compile(
-    r"(?:[^\W\d_]|[\s%$¢€£¥₹.,:;!)\]\"'’”°(]|(?<=[^\W\d_])-(?=[^\W\d_])"
-    r"|/(?=[A-Za-z])|(?:(?<=[^\W\d_] )|(?<=\A ))/ (?=[A-Za-z]))*"  # "60 km/h", "$60 / h"
+_PER = re.compile(r"(?: *+/| ++/ *+)(?=[A-Za-z])")
+_WORD = re.compile("[A-Za-zÀ-ÖØ-öø-ÿ]++")
+_POSSESSIVE = re.compile(r"(?<=[A-Za-z])['’]s?(?=\s+[A-Za-z])")
+_W, _OPEN = rf"{_WORD.pattern}(?:{_POSSESSIVE.pattern})?", "[(\\[\"'“‘]?\\s*+"
+_CLOSE = "(?:[)\\]\"'”’](?![A-Za-z]))?"
+# Every mark in its place: what these leave over, nobody has understood.
+_BEFORE = re.compile(
+    rf"\s*+(?:{_OPEN}[=:]\s*+)?(?:{_OPEN}{_W}(?:[-/]{_W})*+{_CLOSE}(?:\s*[:=]\s*+|[,;]?\s++(?:—\s++)?|\Z))*+{_OPEN}"
 )
-_BEGINS_AFTER = re.compile(r"[\s%$¢€£¥₹.,:;!)\]\"'’”°/]|[^\W\d_]")
-_WORD = re.compile(r"[^\W\d_]+")
-_POSSESSIVE = re.compile(r"(?<=[^\W\d_])['’]s?(?![^\W\d_])")
-_CONTRACTION = re.compile(r"[^\W\d_]['’][^\W\d_]")
-_INNER_STOP = re.compile(r"([^\W\d_]*)[.:;!](?=.*[^\W\d_])", re.DOTALL)
-_PER = re.compile(r" ?/ ?(?=[A-Za-z])")
+_AFTER = re.compile(
+    rf"(?P<sign>\s*[%°¢$€£¥₹])?+{_CLOSE}(?:(?:\s*,\s++|{_PER.pattern}|\s*+){_OPEN}{_W}(?:-{_W})*+"
+    rf"(?:{_CLOSE}(?:\.\s*+|(?:\s*,)?\s++|{_PER.pattern}){_OPEN}{_W}(?:-{_W})*+)*+)?"
+    rf"{_CLOSE}(?:\s*\.|(?<=[^\W\d_])\s*!)?\s*{_CLOSE}\s*"
+)
+_INNER_STOP = re.compile(r"([^\W\d_]*)\.(?=.*[^\W\d_])", re.DOTALL)
+_POWER = re.compile(rf"(?<![^\W\d_])({'|'.join(words.POWERED)})\s*(?:\^\s*[23]|[²³])(?!\s*[\d²³^!])")
+_QUOTES = str.maketrans("“”‘’", "\"\"''")
 _UNIT = re.compile(r"\s*([A-Za-z]+)")
 _NEGATION = re.compile(rf"(?:^|(?<=[^A-Za-z]))(?:{'|'.join(sorted(words.NEGATIVE))})\s+$", re.IGNORECASE)
 _ENDING = re.compile(rf" (?:{'|'.join(words.ENDINGS)})$")
@@ -65,8 +70,8 @@ def factor(before: str, after: str, *, sign: str, money: bool) -> int | None:
     """
     if before.rstrip().endswith("(") and after.lstrip().startswith(")") and not sign:
         return None  # (42) is minus 42 to an accountant
-    if after.startswith("!") and (before.strip() in words.CURRENCIES or not any(map(str.isalpha, before))):
-        return None  # a factorial
+    if not _is_paired(before, after):
+        return None
     result = -1 if sign in ("-", "−") else 1
     if before:
         negation = _NEGATION.search(before)
@@ -85,44 +90,49 @@ def factor(before: str, after: str, *, sign: str, money: bool) -> int | None:
     return result
 
 
+def _is_paired(before: str, after: str) -> bool:
+    """Whether all that opens closes: 5' and 5) may be feet, an item of a list, or cut off."""
+    text = f"{before}0{after}".translate(_QUOTES)
+    first, _, last = _POSSESSIVE.sub("", text).partition("0")
+    return (
+        all(text.count(left) == text.count(right) for left, right in ("()", "[]"))
+        and text.count('"') % 2 == 0
+        and ("'" in after.translate(_QUOTES) if first.count("'") % 2 else last.count("'") % 2 == 0)
+    )
+
+
 def _states(before: str, *, signed: bool, money: bool) -> bool:
     """Whether the text before a number says no more than that this is the number."""
-    if not before or before.isspace():
-        return True
-    if not _BEFORE.fullmatch(before) or before.count("=") > 1:
+    if not _BEFORE.fullmatch(before) or before.count("=") > 1 or (before[-1:].isalpha() and not money):
         return False
-    beside = before[-1]
-    if beside not in _BESIDE_LEFT and not money:
-        return False
-    said = _POSSESSIVE.sub("", before)
-    if _CONTRACTION.search(said):
-        return False
-    phrase = _WORD.findall(said)
+    phrase = _WORD.findall(_POSSESSIVE.sub("", before))
     if phrase and phrase[-1] in words.CURRENCIES and (money or phrase[-1] not in words.DOLLARS):
         before, _, rest = before.rpartition(phrase.pop())
-        if rest.strip() or "$" in before:
+        if rest.strip():
             return False
-    elif beside not in _BESIDE_LEFT and not beside.isalpha():
-        return False
     if not phrase:
         return True
-    if before.lstrip()[:1] == ":":
+    if before.lstrip()[:1] in ":=" or len(phrase) > _MOST_WORDS:
         return False
-    if len(phrase) > _MOST_WORDS or _asks([word.lower() for word in phrase]):
+    if any(_asks(_WORD.findall(clause)) for clause in re.split("[:;=—]", before.lower())):
         return False
-    end = before.rstrip("([\"'“‘$ \t\r\n")[-1:]
+    end = before.rstrip("([\"'“‘ \t\r\n")[-1:]
     if not all(_may_say(phrase, index) for index in range(len(phrase))):
         return False
-    return end in ":=—" or (len(phrase[-1]) > 1 and _leads(phrase, signed=signed, money=money))
+    if end == "—":  # "is — 5" may be minus 5
+        return phrase[-1].lower() in words.RESULTS
+    return end in ":=" or (len(phrase[-1]) > 1 and _leads(phrase, signed=signed, money=money))
 
 
 def _asks(phrase: Sequence[str]) -> bool:
     """Whether a verb stands before its subject: "Is the answer 42", "So has she 42"."""
     if phrase[:2] == ["in", "total"]:
         phrase = phrase[2:] or ["total"]
-    subject = next((index for index, word in enumerate(phrase) if word not in words.OPENING), 0)
-    return phrase[subject] in words.ASKING or any(
-        verb in words.ASKING and word in words.PRONOUNS for verb, word in pairwise(phrase)
+    subject = next((word for word in phrase if word not in words.OPENING), "")
+    return subject in words.ASKING or any(
+        (verb in words.ASKING | {"need"} and word in words.PRONOUNS)
+        or (verb in words.MODALS and word not in words.VERBS | words.OPENING)
+        for verb, word in pairwise([*phrase, ""])
     )
 
 
@@ -161,16 +171,13 @@ def _leads(phrase: Sequence[str], *, signed: bool, money: bool) -> bool:
 
 def _holds(after: str, *, money: bool) -> bool:
     """Whether the text behind a number holds a unit at most, and where or when it counts."""
-    if not _BEGINS_AFTER.match(after) or not _AFTER.fullmatch(after):
-        return False
-    if money and "¢" in after:
+    after = _POWER.sub(r"\1", after)
+    read = _AFTER.fullmatch(after)
+    if read is None or (money and read["sign"]):
         return False
     if any(stop[1] not in words.ABBREVIATIONS | words.SQUARES for stop in _INNER_STOP.finditer(after)):
         return False  # "8 a.m.", or a second sentence
-    said = _POSSESSIVE.sub("", _PER.sub(" per ", after))
-    if _CONTRACTION.search(said):
-        return False
-    said_words = _WORD.findall(said)
+    said_words = _WORD.findall(_POSSESSIVE.sub("", _PER.sub(" per ", after)))
     if len(said_words) > _MOST_WORDS:
         return False
     phrase = _ENDING.sub("", " " + " ".join(said_words)).split()

@@ -6,7 +6,7 @@ around a number is decided by `context.py`.
 
 import re
 from fractions import Fraction
-from unicodedata import category
+from unicodedata import category, numeric
 
 from tinyzero_gsm8k.context import factor
 from tinyzero_gsm8k.dress import undress
@@ -18,16 +18,20 @@ MOST_DIGITS = 40
 """Digits of the longest number, and the greatest exponent."""
 
 _WHOLE = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)"  # 0,125 has a decimal comma
-_DECIMAL = rf"(?:{_WHOLE}(?:\.[0-9]*)?|\.[0-9]+)"
+_DECIMAL = rf"(?:{_WHOLE}(?:\.[0-9]+)?|\.[0-9]+)"
+_POINTED = rf"(?:{_WHOLE}(?:\.[0-9]*)?|\.[0-9]+)"  # 1.e3; the point of "5." is a full stop
 _SIGN = r"[+\-−]"
+_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
+_VULGAR = "[¼-¾⅐-⅞]"
 _NUMBER = re.compile(
     rf"""
-    (?P<sign>{_SIGN}?) (?P<money>(?:[$€£¥₹]{{1,3}}[ ]?)?) (?P<late_sign>{_SIGN}?)
+    (?P<sign>{_SIGN}?) (?P<money>(?:[$€£¥₹][ ]?)?) (?P<late_sign>{_SIGN}?)
     (?:
-        (?:(?P<factor>{_DECIMAL}) \s* [×xX*·⋅] \s*)? (?<![0-9.])10 \s* \^ \s*
-        (?: \{{ \s* (?P<braced>{_SIGN}?[0-9]{{1,3}}) \s* \}} | (?P<power>{_SIGN}?[0-9]{{1,3}}) )
-      | (?: (?P<whole>{_WHOLE}) \s+ (?:and\s+)? )? (?P<top>{_WHOLE}) \s* / \s* (?P<bottom>{_WHOLE})
-      | (?P<decimal>{_DECIMAL}) (?:[eE](?P<exponent>{_SIGN}?[0-9]{{1,3}}))?
+        (?:(?P<factor>{_POINTED}) \s* [×xX*·⋅] \s*)? (?<![0-9.])10
+        (?: \s* \^ \s* (?P<power>{_SIGN}?[0-9]{{1,3}}) | (?P<raised>[⁺⁻]?[⁰¹²³⁴-⁹]{{1,3}}) )
+      | (?: (?P<whole>{_WHOLE}) (?: \s+(?:and\s+)? | (?={_VULGAR}) ) )?
+        (?: (?P<top>{_WHOLE}) \s* [/⁄] \s* (?P<bottom>{_WHOLE}) | (?P<vulgar>{_VULGAR}) )
+      | (?P<decimal>{_POINTED}(?=[eE]{_SIGN}?[0-9])|{_DECIMAL}) (?:[eE](?P<exponent>{_SIGN}?[0-9]{{1,3}}))?
     )
     """,
     re.VERBOSE,
@@ -88,8 +92,10 @@ def _magnitude(match: re.Match[str]) -> Fraction | None:
         return None
     if match["bottom"]:
         return _mixed(match["whole"], _whole(match["top"]), _whole(match["bottom"]))
-    exponent = match["braced"] or match["power"] or match["exponent"] or "0"
-    power = int(exponent.replace("−", "-"))
+    if match["vulgar"]:
+        return Fraction(numeric(match["vulgar"])).limit_denominator(10) + _whole(match["whole"] or "0")
+    exponent = match["power"] or match["raised"] or match["exponent"] or "0"
+    power = int(exponent.translate(_RAISED).replace("−", "-"))
     if abs(power) > MOST_DIGITS:
         return None
     decimal = match["factor"] or match["decimal"]

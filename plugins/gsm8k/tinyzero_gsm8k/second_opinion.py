@@ -112,10 +112,10 @@ def _read(text: str) -> tuple[int, int]:
     if text[:1] == "$" and text.count("$") == 2 and "\\$" not in text and text[1:2] in tuple(_DIGITS + _SIGNS):
         inner, _, following = text[1:].partition("$")  # LaTeX's, not money
         text = f"{inner} {following}" if following[:1] not in tuple(_DIGITS) else text
-    elif text.count("$") > 1 and any(letter in _DIGITS for letter in text.partition("$")[0]):
+    elif text.count("$") > 1:
         raise _CannotTell
-    if text[:2] == "Rs" and text[2:].lstrip(".").lstrip(" ")[:1] in tuple(_DIGITS):
-        text = text[2:].lstrip(".").lstrip(" ")
+    if text[:2] == "Rs" and text[2:].removeprefix(".").lstrip(" ")[:1] in tuple(_DIGITS):
+        text = text[2:].removeprefix(".").lstrip(" ")
         if "!" in text:
             raise _CannotTell
     if text[-1:] == "¢" and text[-2:-1] in tuple(_DIGITS) and not any(mark in text for mark in _MONEY):
@@ -141,9 +141,16 @@ def _read(text: str) -> tuple[int, int]:
 
 def _unwrapped(text: str) -> str:
     """Without the plainest LaTeX and Markdown: what stands in one box, one text, between stars."""
-    for left, right in (("\\boxed{", "}"), ("\\text{", "}"), ("**", "**"), ("\\(", "\\)"), ("\\[", "\\]")):
+    for left, right in (
+        ("\\boxed{", "}"),
+        ("\\text{", "}"),
+        ("**", "**"),
+        ("\\(", "\\)"),
+        ("\\[", "\\]"),
+        ("$$", "$$"),
+    ):
         inner = text[len(left) : -len(right)]
-        plain = not any(mark in inner for mark in ("{", "}", "*", "\\"))
+        plain = not any(mark in inner for mark in ("{", "}", "*", "\\", "$$"))
         if text.startswith(left) and text.endswith(right) and len(text) > len(left + right) and plain:
             return inner.strip()
     if text.startswith("\\frac{") and text.count("{") == 2 and text.count("}") == 2 and text.endswith("}"):
@@ -167,6 +174,8 @@ def _plain(text: str) -> str:
             piece, place = " ", place + 1
         elif text[place] == "~" and text[place + 1 : place + 2] in tuple(_LETTERS + "\\") and read:
             raise _CannotTell
+        elif text[place] == "~" and read[-1:] in tuple(_DIGITS) and _digits(text, place + 1) == place + 4:
+            piece, place = ",", place + 1
         elif ord(text[place]) > 127:
             piece, place = _composed(text, place, read)
         else:
@@ -250,7 +259,7 @@ def _composed(text: str, place: int, read: str) -> tuple[str, int]:
         if top and bottom:
             return _part(read, top, bottom), place + 1
     if kind == "<super" and parts in tuple(_DIGITS):
-        if following and ord(following) > 127:
+        if following and (ord(following) > 127 or following in _DIGITS):
             raise _CannotTell
         return _power(read, parts, following), place + 1
     if kind == "<noBreak" and read[-1:] in tuple(_DIGITS) and _digits(text, place + 1) == place + 4:
@@ -267,8 +276,7 @@ def _lead(text: str, first: int) -> tuple[int, str, bool]:
     money = start
     if money > 1 and text[money - 1] == " " and text[money - 2] in _MONEY:
         money -= 1
-    latest = money - 3
-    while money > max(latest, 0) and text[money - 1] in _MONEY:
+    if money and text[money - 1] in _MONEY:
         money -= 1
     has_money = money < start
     start = money
@@ -325,6 +333,8 @@ def _decimal(text: str, place: int) -> tuple[str, str, int]:
     if text[end : end + 1] != ".":
         return digits, "", end
     after = _digits(text, end + 1)
+    if after == end + 1 and text[after : after + 1] not in tuple("eE") and _power_of_ten(text, after) is None:
+        return digits, "", end  # a full stop
     return digits or "0", text[end + 1 : after], after
 
 
@@ -391,6 +401,11 @@ def _check_beside(before: str, after: str, signed: bool, has_money: bool) -> Non
     """Refuse a number that is part of a name, a sum, another number, or that stands beside another one."""
     if "*" in before + after or "^" in after:
         raise _CannotTell  # emphasis, or the power of a unit
+    around = before + after
+    if around.count("(") != around.count(")") or around.count("[") != around.count("]"):
+        raise _CannotTell  # cut off, or an item of a list
+    if {around.count(mark) % 2 for mark in "\"'’"} != {0}:
+        raise _CannotTell
     for letter in before + after:
         if letter in _NOWHERE or letter in _DIGITS:
             raise _Refused
@@ -406,8 +421,8 @@ def _check_beside(before: str, after: str, signed: bool, has_money: bool) -> Non
         raise _Refused
     if (before.rstrip()[-1:], after.lstrip()[:1]) == ("(", ")") and not signed:
         raise _Refused
-    if right == "!" and (before.strip().isupper() or not any(letter in _LETTERS for letter in before)):
-        raise _Refused
+    if after.lstrip()[:1] == "!":
+        raise _Refused  # a factorial
 
 
 def _phrase(text: str, marks: str) -> str:
@@ -433,6 +448,8 @@ def _with_words(number: _Number, sign: str, before: str, after: str, has_money: 
     if unit[:length].lower() in _SCALES:
         top *= 10 ** _SCALES[unit[:length].lower()]
         after = unit[length:]
+    if after.lstrip()[:1] == "!":
+        raise _Refused
     last = _phrase(after, "/").replace(" / ", "/").replace("/ ", "/")
     said_first, said_last = first.split(), last.replace("/", " ").split()
     if last.split()[:2] in (["a", "m"], ["p", "m"]):
@@ -440,9 +457,10 @@ def _with_words(number: _Number, sign: str, before: str, after: str, has_money: 
     if has_money and "$" in after:
         raise _CannotTell  # LaTeX's dollars
     _check_words(said_first, said_last, before, after)
+    _check_marks(before, after, has_money)
     apart = any(letter == "/" and after[place + 1 : place + 2] not in _LETTERS for place, letter in enumerate(after))
     stop = min((place for place, letter in enumerate(after) if letter in ".:!"), default=len(after))
-    if "." in before or any(letter in _LETTERS for letter in after[stop:]):
+    if "." in before or after[stop + 1 :].strip():
         raise _CannotTell
     if apart or not (set(before) <= _CALM_LEFT and set(after) <= _CALM_RIGHT):
         raise _CannotTell
@@ -461,6 +479,25 @@ def _with_words(number: _Number, sign: str, before: str, after: str, has_money: 
     if last not in _SAID_LAST:
         raise _CannotTell
     return (-top if negative else top), number.bottom
+
+
+def _check_marks(before: str, after: str, has_money: bool) -> None:
+    """Leave it open what marks mean that are in no usual place."""
+    signs = [place for place, letter in enumerate(after.lstrip()) if letter in "%°¢" + _MONEY]
+    if signs not in ([], [0]) or (signs and has_money):
+        raise _CannotTell
+    if not any(letter in _LETTERS for letter in before) and before.strip() not in (*"=:([\"'", ""):
+        raise _CannotTell
+    if any(space + mark in before for space in " \t\r\n" for mark in ",;") or any(
+        (left == "," and not right.isspace()) or (left in "\t\r\n" and right == "/") for left, right in pairwise(after)
+    ):
+        raise _CannotTell
+    if before.lstrip()[:1] in (",", ";") or (after[:1] == ")" and after[1:2].isalpha()):
+        raise _CannotTell
+    marks = "".join(letter for letter in after if not letter.isspace())
+    for left, letter, right in zip(" " + marks, marks, marks[1:] + " ", strict=False):
+        if letter == ":" or (letter == "," and right not in _LETTERS) or (letter in ".!" and left in ",.;!%°" + _MONEY):
+            raise _CannotTell
 
 
 def _check_words(first: list[str], last: list[str], before: str, after: str) -> None:

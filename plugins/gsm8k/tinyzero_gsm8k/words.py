@@ -18,10 +18,15 @@ CURRENCIES = frozenset("USD EUR GBP INR CAD AUD JPY CHF CNY HKD SGD Rs US CA C A
 DOLLARS = frozenset("US CA C A AU NZ HK".split())
 """Such of them as need a sign of currency."""
 
-ASKING = frozenset("is are was were has have had will".split())
+STATING = frozenset("is are was were has have had".split())
+
+MODALS = frozenset({"will", "must"})
+"""Verbs that another one follows, where they do not ask."""
+
+ASKING = STATING | MODALS
 """Verbs that ask where no subject stands before them, or one directly behind them: "So is it 42"."""
 
-VERBS = ASKING | frozenset(
+VERBS = STATING | frozenset(
     """
     be equals cost costs total totals make makes made earn earns earned pay pays paid need needs needed get gets got
     sell sells sold buy buys bought spend spends spent save saves saved eat eats ate read reads use uses used give
@@ -89,6 +94,12 @@ ABBREVIATIONS = frozenset(
     "kg mg lb lbs oz km cm mm mi ft yd hr hrs min mins sec secs mph kmh kph ml mL gal yr yrs wk wks".split()
 )
 """Units of measure as they are abbreviated, but behind no currency."""
+
+POWERED = """
+    mm cm m km in ft yd mi s unit units inch inches foot feet yard yards mile miles meter meters metre metres
+    centimeter centimeters kilometer kilometers
+""".split()
+"""Units that may be squared or cubed."""
 
 LETTERS = frozenset("g m h s L l F C".split())
 """Units of a single letter; `m` may be a million, and so a thing behind them makes the answer malformed."""
