@@ -10,7 +10,7 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -18,21 +18,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_sdk.redaction import redact
 
 UNEXPECTED = 70  # exit code of an unexpected error
 
 
-class _Results(Console):
-    """A reader that leaves (`| head -1`) loses what follows; the command goes on to its own exit code."""
-
-    def on_broken_pipe(self) -> None:
-        self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 # No emoji: `:x:` in a message is the user's own text.
-stdout = _Results(highlight=False, emoji=False)
+stdout = Console(highlight=False, emoji=False)
 stderr = Console(stderr=True, highlight=False, emoji=False)
 
 
@@ -80,20 +71,33 @@ def warn(message: str) -> None:
     _line("[yellow]warning:[/]", message)
 
 
-class LogStream:
-    """A stream without keys of services that loses what cannot be written: a full disk costs a log, not the work."""
+class LossyStream:
+    """A stream that loses what cannot be written: a full disk, or a reader that leaves (`| head -1`), costs the output,
+    not the work.
+    """
 
-    def __init__(self, stream: Any) -> None:
+    lost: OSError | None = None
+    """Why something was lost."""
+
+    def __init__(self, stream: Any, edit: Callable[[str], str] = str) -> None:
+        """`edit` is what becomes of each text, such as `redact`."""
         self._stream = stream
+        self._edit = edit
 
     def write(self, text: str) -> int:
-        with suppress(OSError):
-            self._stream.write(redact(text))
+        self._keep_on(lambda: self._stream.write(self._edit(text)))
         return len(text)
 
     def flush(self) -> None:
-        with suppress(OSError):
-            self._stream.flush()
+        self._keep_on(self._stream.flush)
+
+    def _keep_on(self, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except OSError as error:
+            self.lost = error
+            with suppress(OSError):  # what is buffered would be tried again, up to the interpreter's exit
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

@@ -3,9 +3,10 @@
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import TextIOWrapper
 from types import FrameType
 from typing import Annotated
@@ -14,9 +15,13 @@ import typer
 
 import tinyzero_sdk
 from tinyzero_sdk.cli import check, compare, data, evaluate, fuzz, new, report, rescore, score, tasks
-from tinyzero_sdk.console import LogStream, exit_on_error, stdout, warn
+from tinyzero_sdk.console import LossyStream, exit_on_error, stdout, warn
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.plugins.registry import load_plugins
+from tinyzero_sdk.redaction import redact
+
+ONLY_PRINT = {"tasks", "plugins", "sample", "compare", "report", "recipes", "runs", "replay", "plan", "doctor"}
+"""Commands without effect if their output is lost; the others then go on to their own exit code, unless with --json."""
 
 TRAINER_COMMANDS = ("train", "sft", "warmstart", "recipes", "runs", "replay", "plan", "doctor")
 
@@ -26,25 +31,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # for model text that the terminal cannot encode
-    with redirect_stderr(LogStream(sys.stderr)), _signals_as_ctrl_c(), exit_on_error():
+    output, words = LossyStream(sys.stdout), [*(sys.argv[1:] if arguments is None else arguments)]
+    streams = redirect_stdout(output), redirect_stderr(LossyStream(sys.stderr, redact))
+    with streams[0], streams[1], _signals_as_ctrl_c(), exit_on_error(), _home():
         try:
-            app, name = build_app(), next(iter(sys.argv[1:] if arguments is None else arguments), None)
+            app = build_app()
             # Typer reads the signatures of all commands, which takes longer than many a command.
-            if wanted := [command for command in app.registered_commands if command.name == name]:
+            if wanted := [command for command in app.registered_commands if command.name == next(iter(words), None)]:
                 app.registered_commands = wanted
-            app(args=arguments, prog_name="tinyzero")
+            app(args=words, prog_name="tinyzero")
         finally:
-            _flush_stdout()
+            output.flush()
+            if output.lost is not None and not isinstance(output.lost, BrokenPipeError):
+                if "--json" in words or ONLY_PRINT.intersection(words[:1]):
+                    raise output.lost
+                warn(f"the output could not be written: {output.lost.strerror}")
 
 
-def _flush_stdout() -> None:
-    """Write what is left: here a full disk is one line, at the interpreter's exit a complaint of Python's."""
-    try:
-        sys.stdout.flush()
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or it is tried again at the exit
-        if not isinstance(error, BrokenPipeError):
-            raise
+@contextmanager
+def _home() -> Iterator[None]:
+    """Give a user without a home directory, as in some containers, one for the time of the command."""
+    if os.path.expanduser("~") != "~":
+        yield
+        return
+    warn("this user has no home directory, so caches last as long as the command; set HOME to keep them")
+    with tempfile.TemporaryDirectory(prefix="tinyzero-home-", ignore_cleanup_errors=True) as home:
+        os.environ["HOME"] = home
+        try:
+            yield
+        finally:
+            del os.environ["HOME"]
 
 
 @contextmanager

@@ -13,8 +13,6 @@ from traceback import walk_tb
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.errors import first_line
 
-_OWN = ("tinyzero_sdk", "tinyzero_trainer")
-
 _COMPILED_IN = {
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "TRITON_CACHE_DIR": "triton",
@@ -35,6 +33,8 @@ def set_torch_environment() -> None:
     Threads wait passively: active waiting makes a step ten times slower next to a busy process. Compiled kernels are
     kept in the user's cache, since torch's own place for them is /tmp.
     """
+    if sys.flags.optimize > 1:
+        raise TinyZeroError("python -OO removes the docstrings that transformers needs; use -O, or PYTHONOPTIMIZE=1")
     logging.getLogger("torchao").setLevel(logging.ERROR)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for variable, name in _COMPILED_IN.items():
@@ -75,7 +75,7 @@ def import_errors_in_one_line() -> Iterator[None]:
     except (ImportError, OSError) as error:  # OSError: a shared library cannot be loaded
         modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
         packages = [name.partition(".")[0] for name in (*modules, getattr(error, "name", None) or "")]
-        package = next((name for name in packages if name not in ("", "importlib", *_OWN)), None)
+        package = next((name for name in packages if name not in ("", "importlib") and name[:9] != "tinyzero_"), None)
         if package is None:
             raise
         advice = "`tinyzero doctor` looks at the installation"
