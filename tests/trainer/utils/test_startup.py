@@ -71,7 +71,7 @@ def test_settings_are_checked_before_torch_is_imported(tmp_path) -> None:
 
 def test_compiled_kernels_are_kept_in_the_users_cache_unless_they_say_where(tmp_path, monkeypatch) -> None:
     variables = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
-    for name in variables:
+    for name in (*variables, "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR"):
         monkeypatch.setenv(name, "elsewhere")  # what is set below is undone
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
