@@ -18,15 +18,18 @@ Change = Callable[[str, Sequence[str]], Neighbours]
 
 _NUMBER = re.compile(r"(?<![\w.])-?[0-9]{1,20}(?:\.[0-9]{1,20})?(?![0-9])")
 _SIGNS = ("+-*/×÷·^", "<>≤≥=", "([", ")]")  # of a class, one may stand in the place of another
-_COMMUTATIVE = [{sign} for sign in "+*×·∧∨∪∩"]
-_LEVELS = {  # what a part is called, and what separates two
-    "line": re.compile(r"(\n+)"),
-    "item": re.compile(r"(\s*[,;]\s*)"),
-    "word": re.compile(r"(\s+)"),
-    "term": re.compile(r"([^\w.]+)"),
-    "number": re.compile(r"((?:[^0-9.]|\.(?![0-9]))+)"),
-}
-_FRAME = re.compile(r"""([\[({<"']*)(.*?)([])}>"'.]*)""", re.DOTALL)
+_COMMUTATIVE = [{sign} for sign in "+*×x·∧∨∪∩"]
+_WHOLE = r"(?s)\A(EDGE*)(.*?)(EDGE*)\Z"
+_LEVELS = [  # what a part is called, the text around all of them, and what separates two
+    (name, re.compile(_WHOLE.replace("EDGE", edge)), re.compile(separator))
+    for name, edge, separator in (
+        ("line", r"\W", r"(\n+)"),
+        ("item", r"\W", r"""(["']?\s*[,;]\s*["']?)"""),
+        ("word", r"\W", r"(\s+)"),
+        ("term", r"\W", r"([^\w.]+)"),
+        ("number", "[^0-9]", r"((?:[^0-9.]|\.(?![0-9]))+)"),
+    )
+]
 _NAMED = re.compile(r"""["']?\w+["']?\s*[:=]""")
 _WORD = re.compile(r"(?<![\\\w])[^\W\d_]+")  # no command of LaTeX
 _MIXED_CASE = re.compile(r"[a-z][A-Z]|[A-Z]{2}[a-z]")
@@ -84,29 +87,17 @@ def _near(number: str) -> Mapping[str, str]:
         changed = {
             "without its first": digits[1:],
             "without its last": digits[:-1],
-            "with an exchanged": _exchange(digits),
+            "with an exchanged": digits[:-2] + digits[:-3:-1],
         }
         spelled |= {f"{what} digit": f"{sign}{other}{rest}" for what, other in changed.items()}
     return {what: f"{other:f}" for what, other in near.items()} | spelled
 
 
-def _exchange(text: str) -> str:
-    """`text` with the last two neighbours exchanged that are unlike."""
-    places = [place for place in range(1, len(text)) if text[place - 1] != text[place]]
-    return text[: places[-1] - 1] + text[places[-1]] + text[places[-1] - 1] + text[places[-1] + 1 :] if places else text
-
-
 def partitions(answer: str) -> Iterator[tuple[str, list[str], Callable[[Iterable[str]], str]]]:
     """The ways to see an answer as several parts: what one is called; a part, a separator, …, a part; how they join."""
-    frame = _FRAME.fullmatch(answer)
-    assert frame is not None
-    for name, separator in _LEVELS.items():
-        before, inside, after = frame.groups()
+    for name, whole, separator in _LEVELS:
+        [(before, inside, after)] = whole.findall(answer)
         pieces = separator.split(inside)
-        if not pieces[0] and len(pieces) > 1:
-            before, pieces = before + pieces[1], pieces[2:]
-        if not pieces[-1] and len(pieces) > 1:
-            after, pieces = pieces[-2] + after, pieces[:-2]
         if len(pieces) > 1:
             yield name, pieces, partial(_join, before, after)
 
@@ -164,7 +155,7 @@ def change_order(answer: str, others: Sequence[str]) -> Neighbours:
             pieces[::2] = [own[place] for place in order]
             changed = join(pieces)
             pieces[::2] = own
-            is_free = {*re.findall(r"[^\w\s.()]", span)} in _COMMUTATIVE
+            is_free = {*re.findall(r"[^\w\s.()]|(?<=\d )x(?= \d)", span)} in _COMMUTATIVE
             if not is_free and _terms(changed) != _terms(answer):  # more than separators has moved
                 yield what, changed
 
@@ -176,21 +167,15 @@ def change_letters(answer: str, others: Sequence[str]) -> Neighbours:
         yield "its first letter in other case", re.sub("[A-Za-z]", lambda found: found[0].swapcase(), answer, count=1)
     word = max(_WORD.findall(answer), key=len, default="")
     middle = len(word) // 2
-    changed = {"with another first letter": f"{_other(word[0])}{word[1:]}"} if word else {}
-    if len(word) > 2:
-        changed |= {
-            "with another last letter": word[:-1] + _other(word[-1]),
-            "without its first letter": word[1:],
-            "without its last letter": word[:-1],
-            "without a letter in its middle": word[:middle] + word[middle + 1 :],
-            "with its last letter doubled": word + word[-1],
-            "with a letter before it": f"x{word}",
-            "with two letters exchanged": _exchange(word),
-        }
-    for what, other in changed.items():
-        yield f"its longest word {what}", other.join(answer.rsplit(word, 1))
-
-
-def _other(letter: str) -> str:
-    other = "a" if letter not in "aA" else "b"
-    return other.upper() if letter.isupper() else other
+    for what, other in {
+        "with another first letter": f"q{word[1:]}",
+        "with another last letter": f"{word[:-1]}q",
+        "without its first letter": word[1:],
+        "without its last letter": word[:-1],
+        "without a letter in its middle": word[:middle] + word[middle + 1 :],
+        "with its last letter doubled": word + word[-1:],
+        "with a letter before it": f"q{word}",
+        "with two letters exchanged": word[:-2] + word[:-3:-1],
+    }.items():
+        if len(word) > 2 or (word and what == "with another first letter"):
+            yield f"its longest word {what}", other.join(answer.rsplit(word, 1))

@@ -166,26 +166,18 @@ class TaskUnderTest(ClosesOnExit):
             bare = self.full_presentations[0]
             golds = [replace(bare, item=gold.item, answer=gold.answer) for gold in self.golds]
         else:
-            golds = [*self._stand_ins()]
+            texts = [
+                (item, self.task.demonstrate(item, self.seed) or f"<answer>{item.ground_truth}</answer>")
+                for item in self.items
+            ]
+            texts += [(Item(case.ground_truth, {}), case.completion) for case in self.cases if case.correct]
+            golds = [gold for item, text in texts if (gold := cut_at_answer(self.task, item, text))]
         outcomes = self.observe_all([gold.sample(gold.completion) for gold in golds])
         pairs = zip(golds, outcomes, strict=True)
         full = [*{gold.answer: gold for gold, outcome in pairs if self.is_full(outcome)}.values()]
         if not full:
             raise NotChecked("no right answer is known; add the hook `solve`")
         return full[:: -(-len(full) // (FEW_RIGHT_ANSWERS if self.task.is_async else MANY_RIGHT_ANSWERS))]
-
-    def _stand_ins(self) -> Iterator[Gold]:
-        texts = [(item, self.task.demonstrate(item, self.seed) or "") for item in self.items]
-        texts += [(Item(case.ground_truth, {}), case.completion) for case in self.cases if case.correct]
-        texts += [
-            (item, form.format(item.ground_truth))
-            for item in self.items
-            if isinstance(item.ground_truth, str | int | float)
-            for form in ("<answer>{}</answer>", "\\boxed{{{}}}", "#### {}")
-        ]
-        for item, text in texts:
-            if gold := cut_at_answer(self.task, item, text):
-                yield gold
 
     def is_full(self, outcome: Outcome) -> bool:
         return outcome.correct and (self.task.info.judge is not None or outcome.value == self.task.info.score_range[1])

@@ -42,7 +42,7 @@ def all_of(change, answer, *others):
         (change_parts, "3/4", ("5/6",), "5/6 3 4 5/4 3/6 3/3/4 34"),
         (change_order, "3/4", (), "4/3"),
         (change_order, "03/04/2024", (), "04/03/2024 2024/04/03"),
-        (change_letters, "plum", (), "plu lum plumm plua alum"),
+        (change_letters, "plum", (), "plu lum plumm pluq qlum"),
         (change_letters, "aXb", ("bXa",), "axb AXb"),
     ],
 )

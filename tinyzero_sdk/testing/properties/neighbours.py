@@ -5,7 +5,7 @@ from collections.abc import Callable
 from tinyzero_sdk.testing import neighbours
 from tinyzero_sdk.testing.gold import TestCompletion
 from tinyzero_sdk.testing.property import Failure, NotChecked, Property
-from tinyzero_sdk.testing.sandbox_child import short
+from tinyzero_sdk.testing.sandbox_child import Outcome, short
 from tinyzero_sdk.testing.task_under_test import TaskUnderTest
 
 _FIRST = 6  # a kind that pays on none of so many problems pays on few
@@ -32,26 +32,24 @@ def _must_not_pay(change: neighbours.Change) -> Callable[[TaskUnderTest], Failur
                 kinds.setdefault(kind, []).append(sample)
         paying = {}
         for kind, samples in kinds.items():
-            paid = [*_paid(subject, samples[:_FIRST])]
-            paid += _paid(subject, samples[_FIRST:]) if paid else []
+            paid: list[tuple[TestCompletion, Outcome]] = []
+            for part in (samples[:_FIRST], samples[_FIRST:]):
+                outcomes = subject.observe_all(part, oracle="all")
+                subject.tried += len(part)
+                pairs = zip(part, outcomes, strict=True)
+                paid += [(sample, outcome) for sample, outcome in pairs if outcome.correct and not outcome.oracle]
+                if not paid:
+                    break
             if len(paid) > len(samples) / 2 and len(paid) >= min(_FEWEST, len(golds)):
-                paying[f"{kind} ({len(paid)} of {len(samples)} problems)"] = min(
-                    paid, key=lambda sample: len(sample.completion)
-                )
+                smallest = min(paid, key=lambda pair: len(pair[0].completion))
+                paying[f"{kind} ({len(paid)} of {len(samples)} problems)"] = smallest
         if not paying:
             return None
-        sample = next(iter(paying.values()))
-        got = f"{subject.observe(sample, oracle='all').describe()}: {', '.join([*paying][:_MOST_NAMED])}"
+        sample, outcome = next(iter(paying.values()))
+        got = f"{outcome.describe()}: {', '.join([*paying][:_MOST_NAMED])}"
         return Failure(got, "not correct, unless `oracle` or a waiver with a reason says that it is right", sample)
 
     return examine
-
-
-def _paid(subject: TaskUnderTest, samples: list[TestCompletion]) -> list[TestCompletion]:
-    outcomes = subject.observe_all(samples, oracle="all")
-    subject.tried += len(samples)
-    pairs = zip(samples, outcomes, strict=True)
-    return [sample for sample, outcome in pairs if outcome.correct and not outcome.oracle]
 
 
 NUMBERS_COUNT = Property(
