@@ -28,26 +28,34 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Annotated, Any
+from unittest.mock import patch
 
+import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
 
 from benchmarks.common import print_machine, print_table
+from benchmarks.table_mutants import write_mutant
 from tests.dummy_runs import write_run
 from tests.environments import ROOT
 from tinyzero_sdk import load_task
 from tinyzero_sdk.data.file_task import load_file_tasks
 from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_sdk.records import ScoreColumns
+from tinyzero_sdk.report.completions import read_completions
 from tinyzero_sdk.report.page import report as make_page
 from tinyzero_sdk.report.runs import open_run
+from tinyzero_sdk.scoring import score_file as score_module
 from tinyzero_sdk.scoring.compare import compare_files
-from tinyzero_sdk.scoring.outputs import read_outputs
+from tinyzero_sdk.scoring.outputs import OutputBatch, read_outputs
 from tinyzero_sdk.scoring.provenance import accept_any
 from tinyzero_sdk.scoring.readers import READERS as FORMATS
 from tinyzero_sdk.scoring.readers.inspect_logs import _content as entry_content
+from tinyzero_sdk.scoring.score_file import ScoringOptions, score_file
 from tinyzero_sdk.tasks.task import Task
+from tinyzero_sdk.workers.process import ClosesOnExit
 
 HANGS, MEMORY_GIB = 30.0, 2
 EXPORTS = ROOT / "tests/sdk/scoring/readers"
@@ -157,8 +165,11 @@ def damage(path: Path, dice: random.Random) -> None:
     """Damage a file; half of the time in the structure that its name promises."""
     content = path.read_bytes()
     inside = dice.random() < 0.5
-    if inside and path.suffix == ".parquet":
-        swapped_columns(path, dice)
+    if inside and path.suffix in (".parquet", ".arrow"):
+        if path.suffix == ".arrow" or dice.random() < 0.8:
+            write_mutant(path, dice)
+        else:
+            swapped_columns(path, dice)
         return
     if inside and path.suffix == ".json":
         content = swapped(content, dice)
@@ -233,6 +244,8 @@ def write_rows(directory: Path, *endings: str) -> None:
         (directory / "rows.csv").write_text("completion,ground_truth,score\n" + "".join(f'a,"{x}",1\n' for x in lines))
     if ".parquet" in endings:
         pq.write_table(pa.Table.from_pylist(rows), directory / "rows.parquet")
+    if ".arrow" in endings:
+        write_stream(pa.Table.from_pylist(rows), directory / "rows.arrow")
 
 
 def read_format(name: str) -> Callable[[Path], object]:
@@ -256,7 +269,7 @@ def countdown() -> dict[str, Task]:
 
 
 def read_data(directory: Path) -> None:
-    for path in directory.iterdir():
+    for path in [directory] if [*directory.glob("*.arrow")] else directory.iterdir():
         tasks = load_file_tasks(countdown(), str(path), test_fraction=0.3)
         for item in tasks["countdown"].dataset("train", 4):
             tasks["countdown"].make_prompt(item)
@@ -293,12 +306,47 @@ def read_run(directory: Path) -> None:
     runs([run])
     runs([run], json=True)
     read_metrics(run / "metrics.jsonl")
+    compare_files([run, run])
 
 
 def read_scored(directory: Path) -> None:
     (path,) = directory.iterdir()
     make_page([open_run(path, "scored")], most=20)
     compare_files([path, path])
+
+
+def read_viewed(directory: Path) -> None:
+    """As `tinyzero view` searches and shows completions."""
+    found = read_completions(sorted(directory.iterdir()))
+    if len(indices := np.sort(found.select({"text": "<ANSWER>", "sort": "answer"}))):
+        found.texts_at(indices)
+    found.texts(found.ids(np.arange(len(found)))[::5])
+
+
+class NoPool(ClosesOnExit):
+    """In place of a pool of workers: no completion has an answer."""
+
+    first_error = None
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def stream(self, batches: Iterator[OutputBatch]) -> Iterator[tuple[OutputBatch, ScoreColumns]]:
+        for batch in batches:
+            n = len(batch.pack(0, len(batch)).completions())
+            yield batch, ScoreColumns([0.0] * n, [False] * n, ["no_answer"] * n, [None] * n)
+
+
+def score_whole(directory: Path) -> None:
+    """As `tinyzero score` does, but for the scorer, into a file of either kind."""
+    (source,) = directory.iterdir()
+    task, options = countdown()["countdown"], ScoringOptions(allow_version_mismatch=True)
+    with patch.object(score_module, "ScoringPool", NoPool), tempfile.TemporaryDirectory() as output:
+        for ending in (".parquet", ".jsonl"):
+            score_file(task, source, Path(output, f"scored{ending}"), options)
 
 
 def write_config(directory: Path) -> None:
@@ -369,13 +417,14 @@ def load_whole_model(directory: Path) -> None:
     end_token(model.tokenizer, model.eos_ids, chat=True)
 
 
+def write_stream(table: pa.Table, path: Path) -> None:
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as out:
+        out.write_table(table)
+
+
 def write_arrow(directory: Path) -> None:
     table = pa.Table.from_pylist([{"completion": "<answer>3</answer>", "answer": "3"}] * 9)
-    with (
-        pa.OSFile(str(directory / "data-00000-of-00001.arrow"), "wb") as file,
-        pa.ipc.new_stream(file, table.schema) as out,
-    ):
-        out.write_table(table)
+    write_stream(table, directory / "data-00000-of-00001.arrow")
 
 
 def write_verl(directory: Path) -> None:
@@ -399,7 +448,12 @@ CASES = {
     "--format hf": Reader(write_arrow, read_format("hf"), weight=2),
     "data.path, JSON Lines": Reader(lambda at: write_rows(at, ".jsonl"), read_data, weight=2),
     "data.path, Parquet": Reader(lambda at: write_rows(at, ".parquet"), read_data, weight=2),
+    "data.path, Arrow": Reader(lambda at: write_rows(at, ".arrow"), read_data),
     "examples of sft": Reader(write_examples, read_examples),
+    "examples of sft, Parquet": Reader(lambda at: write_rows(at, ".parquet"), read_examples),
+    "score, JSON Lines": Reader(lambda at: write_rows(at, ".jsonl"), score_whole),
+    "score, Parquet": Reader(lambda at: write_rows(at, ".parquet"), score_whole, weight=4),
+    "view, Parquet": Reader(lambda at: write_rows(at, ".parquet"), read_viewed, weight=2),
     "scored JSON Lines": Reader(lambda at: write_rows(at, ".jsonl"), read_scored),
     "scored Parquet": Reader(lambda at: write_rows(at, ".parquet"), read_scored),
     "run directory": Reader(write_own_run, read_run, files="run/**/*.*"),

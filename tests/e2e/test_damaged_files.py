@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import re
 import shutil
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -23,11 +22,10 @@ from benchmarks.fuzz_readers import (
     scored_rows,
 )
 from tests.environments import ROOT
+from tinyzero_sdk.data import arrow_files
 from tinyzero_sdk.data.files import read_rows
 from tinyzero_sdk.errors import DataError, TinyZeroError
 from tinyzero_sdk.report.completions import read_completions
-from tinyzero_sdk.report.page import report as make_page
-from tinyzero_sdk.report.runs import open_run
 from tinyzero_trainer.data.tokenization import encode_prompt
 from tinyzero_trainer.models.hub import find_spec
 from tinyzero_trainer.models.loading import ModelError, load_model, load_tokenizer
@@ -80,16 +78,6 @@ def test_columns_of_another_type_than_in_the_first_file_are_left_out(tmp_path):
     texts = found.texts_at(pa.array(range(len(found))).to_numpy(), ["completion", "parts"])
     assert texts["completion"].null_count == 0
     assert texts["parts"].null_count == len(other)
-
-
-def test_arrow_with_offsets_outside_its_texts_is_refused(tmp_path):
-    offsets = pa.array([0, 2**30, 3], pa.int32()).buffers()[1]
-    wrong = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"abc")])
-    batch = pa.RecordBatch.from_arrays([wrong, pa.array(["3", "4"])], ["completion", "answer"])
-    with pa.OSFile(str(tmp_path / "data.arrow"), "wb") as file, pa.ipc.new_stream(file, batch.schema) as stream:
-        stream.write_batch(batch)
-    with pytest.raises(DataError, match="is not Arrow, or damaged"):
-        read_format("hf")(tmp_path)
 
 
 def test_a_log_nested_too_deeply_is_refused(tmp_path):
@@ -159,28 +147,70 @@ def test_texts_of_parquet_that_are_not_utf8_are_refused(column, tmp_path):
         read_scored(tmp_path)
 
 
-def test_a_key_that_is_not_utf8_is_refused(tmp_path):
-    rows = pa.Table.from_pylist(scored_rows())
-    info = pa.StructArray.from_arrays([pa.array([b"a\xff"] * len(rows)).view(pa.string())], ["key"])
-    pq.write_table(
-        rows.set_column(rows.column_names.index("extra_info"), "extra_info", info), tmp_path / "rows.parquet"
-    )
-    with pytest.raises(DataError, match=r"rows\.parquet"):
-        make_page([open_run(tmp_path / "rows.parquet", "scored")], most=20)
+ONCE = pa.array(["x" * 2_000_000])  # what 4,096 rows share: 8 GB
+SHARED = pa.DictionaryArray.from_arrays(pa.array([0] * 4096, pa.int32()), ONCE)
+CELL = pa.concat_arrays([ONCE.cast(pa.string_view())])
+VIEWS = pa.py_buffer(CELL.buffers()[1].to_pybytes() * 4096)
+VIEWED = pa.Array.from_buffers(pa.string_view(), 4096, [None, VIEWS, *CELL.buffers()[2:]])
+LISTS = pa.array(range(4097), pa.int32())
+OUTSIDE = pa.Array.from_buffers(
+    pa.string(), 2, [None, pa.array([0, 2**30, 3], pa.int32()).buffers()[1], pa.py_buffer(b"abc")]
+)
+REPEATS = r"has rows of over 32 MB, and over 1,000 times its size, as of row \d+; write it anew without what repeats"
 
 
-def test_a_page_that_says_it_has_gigabytes_takes_no_more_memory_than_its_file(tmp_path):
-    path = tmp_path / "rows.parquet"
-    pq.write_table(
-        pa.table({"completion": ["x" * 1000]}), path, compression="none", use_dictionary=False, write_statistics=False
-    )
-    content = path.read_bytes()
-    header = re.match(rb"PAR1\x15\x00\x15..\x15(..)", content, re.DOTALL)  # Thrift: kind, size, compressed size
-    gigabytes = b"\x80\x80\x80\x80\x0e"  # 1.75 GiB, zigzag
-    path.write_bytes(content[: header.start(1)] + gigabytes + content[header.end(1) :].replace(b"xxx", b"", 1))
-    with pytest.raises(DataError, match=r"Page was smaller \(\d+\) than expected \(1879048192\)"):
-        list(read_rows(path))
-    assert pa.default_memory_pool().max_memory() < 2**30
+@pytest.mark.parametrize(
+    ("column", "options", "message"),
+    [
+        (SHARED, {"store_schema": False}, REPEATS),
+        (SHARED, {}, REPEATS),
+        (pa.ListArray.from_arrays(pa.array([0, 4096]), SHARED), {"store_schema": False}, REPEATS),
+        (pa.ListArray.from_arrays(LISTS, SHARED), {"store_schema": False}, REPEATS),
+        (
+            pa.ListArray.from_arrays(LISTS, pa.StructArray.from_arrays([SHARED], ["content"])),
+            {"store_schema": False, "data_page_version": "2.0"},
+            REPEATS,
+        ),
+        (pa.ListArray.from_arrays(pa.array([0, 2**20], pa.int32()), pa.nulls(2**20)), {}, REPEATS),
+        (pa.ListArray.from_arrays(pa.array([0, 2**31 - 1], pa.int32()), pa.nulls(2**31 - 1)), None, REPEATS),
+        (VIEWED, None, REPEATS),
+        (ONCE.take(pa.array([0] * 20, pa.int32())), {"use_dictionary": False}, REPEATS),
+        (OUTSIDE, None, r"rows\.arrow is not Arrow, or damaged after row 0"),
+        (ONCE, "zstd", "has compressed columns; expected Arrow as `datasets` writes it"),
+    ],
+    ids=[
+        "texts",
+        "typed",
+        "a list",
+        "lists",
+        "messages",
+        "nulls",
+        "nulls of Arrow",
+        "views",
+        "pages",
+        "outside",
+        "compressed",
+    ],
+)
+def test_few_bytes_that_stand_for_gigabytes_are_refused_in_little_memory(
+    column, options, message, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(arrow_files, "_MOST_DECODED", 32 << 20)
+    table = pa.table({"completion": column})
+    path = tmp_path / ("rows.parquet" if isinstance(options, dict) else "rows.arrow")
+    if isinstance(options, dict):
+        pq.write_table(table, path, compression="zstd", dictionary_pagesize_limit=2**30, **options)
+    else:
+        with pa.ipc.new_stream(path, table.schema, options=pa.ipc.IpcWriteOptions(compression=options)) as stream:
+            stream.write_table(table)
+    default, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    pa.set_memory_pool(pool)
+    try:
+        with pytest.raises(DataError, match=message):
+            list(read_rows(path))
+    finally:
+        pa.set_memory_pool(default)
+    assert pool.max_memory() < 150 * 2**20
 
 
 class Opened:

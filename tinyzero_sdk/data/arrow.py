@@ -175,7 +175,10 @@ def to_list(array: pa.Array) -> list[Json]:
     if pa.types.is_map(kind):
         return [None if pairs is None else dict(pairs) for pairs in array.to_pylist()]
     if isinstance(kind, pa.JsonType):
-        return [None if text is None else json.loads(text) for text in to_list(array.storage)]
+        try:
+            return [None if text is None else json.loads(text) for text in to_list(array.storage)]
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"a column of JSON has a cell that is none: {error}") from error
     if is_text(kind) or pa.types.is_boolean(kind):
         return array.to_numpy(zero_copy_only=False).tolist()
     if (pa.types.is_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind)) and not array.null_count:
@@ -190,7 +193,10 @@ def to_list(array: pa.Array) -> list[Json]:
         names = [field.name for field in kind]
         cells = zip(*(to_list(child) for child in array.flatten()), strict=True)
         return _with_nulls(array, [dict(zip(names, row, strict=True)) for row in cells])
-    cells = array.to_pylist()
+    try:
+        cells = array.to_pylist()
+    except (ValueError, OverflowError):  # a time that Python has no type for
+        cells = array.cast(pa.string()).to_pylist()
     return [None if cell is None else number(cell) for cell in cells] if pa.types.is_decimal(kind) else cells
 
 
@@ -206,23 +212,28 @@ def _with_nulls(array: pa.Array, values: list[Json]) -> list[Json]:
     return [value if valid else None for value, valid in zip(values, array.is_valid().to_pylist(), strict=True)]
 
 
-def without_views(table: pa.Table) -> pa.Table:
-    """The table with string and binary views converted to large types: most Arrow functions do not accept views."""
-    schema = pa.schema([field.with_type(_without_views(field.type)) for field in table.schema], table.schema.metadata)
+def plain_columns(table: pa.Table) -> pa.Table:
+    """The table with views as large types, which most Arrow functions accept, and dictionaries in lists as values."""
+    schema = pa.schema([field.with_type(_plain_type(field.type)) for field in table.schema], table.schema.metadata)
     return table if schema.equals(table.schema) else table.cast(schema)
 
 
-def _without_views(kind: pa.DataType) -> pa.DataType:
+def _plain_type(kind: pa.DataType, *, in_list: bool = False) -> pa.DataType:
+    if in_list and pa.types.is_dictionary(kind):
+        return kind.value_type
     if pa.types.is_string_view(kind):
         return pa.large_string()
     if pa.types.is_binary_view(kind):
         return pa.large_binary()
     if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_without_views(kind.value_type)))
+        return pa.list_(kind.value_field.with_type(_plain_type(kind.value_type, in_list=True)))
     if pa.types.is_large_list(kind):
-        return pa.large_list(kind.value_field.with_type(_without_views(kind.value_type)))
+        return pa.large_list(kind.value_field.with_type(_plain_type(kind.value_type, in_list=True)))
+    if pa.types.is_map(kind):
+        item = _plain_type(kind.item_type, in_list=True)
+        return pa.map_(_plain_type(kind.key_type, in_list=True), kind.item_field.with_type(item))
     if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_without_views(field.type)) for field in kind])
+        return pa.struct([field.with_type(_plain_type(field.type, in_list=in_list)) for field in kind])
     return kind
 
 

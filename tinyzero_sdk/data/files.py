@@ -21,7 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tinyzero_sdk.console import finite
-from tinyzero_sdk.data.arrow import Row, without_views
+from tinyzero_sdk.data.arrow import Row
+from tinyzero_sdk.data.arrow_files import MOST_ROW_BYTES, TOO_LARGE, read_arrow, read_parquet
 from tinyzero_sdk.data.table import BadRow, Block
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.records import Json
@@ -35,12 +36,6 @@ CSV_TEXTS = ("prompt", "completion", "ground_truth")
 
 _BLOCK_ROWS = 1024
 _BLOCK_BYTES = 16 << 20
-_TABLE_ROWS = 4096
-_TABLE_BYTES = 8 << 20
-_READ_AHEAD = 1 << 20
-_SMALL_PARQUET = 64 << 20
-_MAX_LINE = 64 << 20
-_MAX_ARRAY = 256 << 20
 _GROUP_ROWS = 16384
 _GROUP_BYTES = 256 << 20
 
@@ -82,9 +77,13 @@ def read_blocks(path: Path, columns: Sequence[str] | None = None) -> Iterator[Bl
     Raises:
         DataError: the file cannot be read.
     """
-    check_ending(path, READ_ENDINGS)
+    if path.suffix != ".arrow":  # of folders alone
+        check_ending(path, READ_ENDINGS)
     try:
-        yield from _read_parquet(path, columns) if path.suffix == ".parquet" else _read_text(path)
+        if path.suffix in (".parquet", ".arrow"):
+            yield from read_parquet(path, columns) if path.suffix == ".parquet" else read_arrow(path)
+        else:
+            yield from _read_text(path)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
@@ -119,9 +118,9 @@ _Record = tuple[int, Row | str | None, int]
 def _json_records(file: BinaryIO) -> Iterator[_Record]:
     for number, line in _lines(file):
         try:
-            yield number, parse_line(line), len(line)
+            yield number, TOO_LARGE if line is None else parse_line(line), len(line or b"")
         except DataError as error:
-            yield number, str(error), len(line)
+            yield number, str(error), len(line or b"")
 
 
 def _array_records(file: BinaryIO) -> Iterator[_Record]:
@@ -130,10 +129,10 @@ def _array_records(file: BinaryIO) -> Iterator[_Record]:
     if not start.startswith(b"["):
         yield from _json_records(file)
         return
-    text = file.read(_MAX_ARRAY + 1)
-    if len(text) > _MAX_ARRAY:
+    text = file.read(MOST_ROW_BYTES + 1)
+    if len(text) > MOST_ROW_BYTES:
         raise DataError(
-            f"{file.name} is a JSON array of more than {_MAX_ARRAY:,} bytes; write JSON Lines (jq -c '.[]')"
+            f"{file.name} is a JSON array of more than {MOST_ROW_BYTES >> 20} MB; write JSON Lines (jq -c '.[]')"
         )
     try:
         rows = _decode(text.removeprefix(b"\xef\xbb\xbf"))
@@ -143,27 +142,37 @@ def _array_records(file: BinaryIO) -> Iterator[_Record]:
         yield number, row if isinstance(row, dict) else _no_object(row), len(text) // len(rows)
 
 
-def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Numbered lines; of a line too long for memory only the start, which is not JSON."""
+def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
+    """Numbered lines, None for one that is too long."""
     number = 0
-    while line := file.readline(_MAX_LINE):
+    while line := file.readline(MOST_ROW_BYTES):
         number += 1
         rest = line
-        while len(rest) == _MAX_LINE and not rest.endswith(b"\n"):
-            rest = file.readline(_MAX_LINE)
-        yield number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+        while len(rest) == MOST_ROW_BYTES and not rest.endswith(b"\n"):
+            rest = file.readline(MOST_ROW_BYTES)
+        yield number, None if rest is not line else line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
 
 
 def _csv_records(file: BinaryIO) -> Iterator[_Record]:
     """The rows below a header; cells of `CSV_TEXTS` are text, others JSON where they can be read as that."""
-    csv.field_size_limit(_MAX_LINE)
+    csv.field_size_limit(MOST_ROW_BYTES)
+    size = 0
     with io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
-        reader = csv.reader(text, strict=True)
+
+        def lines() -> Iterator[str]:
+            nonlocal size
+            while line := text.readline(MOST_ROW_BYTES):
+                size += len(line)
+                if size >= MOST_ROW_BYTES:
+                    raise csv.Error(TOO_LARGE)
+                yield line
+
+        reader = csv.reader(lines(), strict=True)
         try:
             header = next(reader, [])
             if len(set(header)) < len(header):
                 raise DataError(f"{file.name} has two columns of one name, among: {', '.join(header)}; rename one")
-            number = reader.line_num + 1
+            number, size = reader.line_num + 1, 0
             for cells in reader:
                 row: Row | str | None = None
                 if len(cells) == len(header):
@@ -171,8 +180,8 @@ def _csv_records(file: BinaryIO) -> Iterator[_Record]:
                     row = {name: cell if name in CSV_TEXTS else _csv_value(cell) for name, cell in pairs}
                 elif cells:
                     row = f"a row of {len(cells)} where the header has {len(header)}"
-                yield number, row, sum(map(len, cells))
-                number = reader.line_num + 1
+                yield number, row, size
+                number, size = reader.line_num + 1, 0
         except (csv.Error, UnicodeDecodeError) as error:
             raise DataError(f"{file.name} is not CSV in UTF-8, as of line {reader.line_num + 1}: {error}") from error
 
@@ -248,39 +257,6 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_refuse_constant)
-
-
-def _read_parquet(path: Path, columns: Sequence[str] | None) -> Iterator[Block]:
-    done = 0
-    try:
-        # With a buffer, a column is read page by page however large its row group is. Without, it is read whole, and a
-        # damaged page that says it has gigabytes takes no more than the file.
-        buffer = _READ_AHEAD if path.stat().st_size > _SMALL_PARQUET else 0
-        with (
-            path.open("rb") as raw,
-            pq.ParquetFile(raw, page_checksum_verification=True, pre_buffer=False, buffer_size=buffer) as file,
-        ):
-            schema = file.schema_arrow
-            names = schema.names
-            if len(set(names)) < len(names):
-                raise DataError(f"{path} has two columns of one name, among: {', '.join(names)}; rename one")
-            groups = [file.metadata.row_group(place) for place in range(file.metadata.num_row_groups)]
-            row_bytes = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=0.0)
-            rows = max(16, min(_TABLE_ROWS, int(_TABLE_BYTES / max(1.0, row_bytes))))
-            if columns is not None:  # a field of JSON, which may be text, is in no column of its own
-                objects = {field.name for field in schema if pa.types.is_struct(field.type)}
-                outer = {path: path.partition(".")[0] for path in columns}
-                columns = [path if outer[path] in objects else outer[path] for path in columns]
-            for batch in file.iter_batches(rows, columns=columns):
-                start, done = done, done + len(batch)
-                batch.validate(full=True)  # text that is not UTF-8, offsets that lead nowhere
-                table = without_views(pa.Table.from_batches([batch]))
-                yield Block(list(range(start + 1, done + 1)), table, [], done / file.metadata.num_rows)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        if isinstance(error, OSError) and error.errno:
-            raise
-        reason = " ".join(str(error).split())
-        raise DataError(f"{path} is not Parquet, or damaged after row {done}: {reason}") from error
 
 
 @contextmanager

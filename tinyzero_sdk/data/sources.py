@@ -6,7 +6,6 @@ that is truncated while it is mapped would end the process. `files.py` reads who
 
 import hashlib
 import json
-import shutil
 import tempfile
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -167,20 +166,17 @@ def _map_copy(path: Path) -> "tuple[array[int], pa.Table]":
     """The rows of a file, copied to one without a name, which is gone with the process; of JSON Lines their lines."""
     lines = array("q")
     with tempfile.NamedTemporaryFile(suffix=".arrow") as file:
-        if path.suffix == ".arrow":
-            shutil.copyfile(path, file.name)
-        else:
-            writer = None
-            for block in read_blocks(path):
-                if block.bad:
-                    raise DataError(f"{path}:{block.bad[0].number}: {block.bad[0].error}")
-                table = block.data
-                if not isinstance(table, pa.Table):
-                    lines.extend(block.numbers)
-                    table = pa.table({"row": pa.array(map(as_json, table), pa.large_string())})
-                writer = writer or pa.ipc.new_stream(file.name, table.schema)
-                writer.write_table(table)
-            if writer is None:
-                return lines, pa.table({})
-            writer.close()
+        writer = None
+        for block in read_blocks(path):
+            if block.bad:
+                raise DataError(f"{path}:{block.bad[0].number}: {block.bad[0].error}")
+            table = block.data
+            if not isinstance(table, pa.Table):
+                lines.extend(block.numbers)
+                table = pa.table({"row": pa.array(map(as_json, table), pa.large_string())})
+            writer = writer or pa.ipc.new_stream(file.name, table.schema)
+            writer.write_table(table)
+        if writer is None:
+            return lines, pa.table({})
+        writer.close()
         return lines, pa.ipc.open_stream(pa.memory_map(file.name)).read_all()

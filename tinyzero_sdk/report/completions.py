@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from tinyzero_sdk.console import plural
 from tinyzero_sdk.data.arrow import to_texts
+from tinyzero_sdk.data.arrow_files import read_batches
 from tinyzero_sdk.data.table import Block
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.scoring.scored_table import TEXT, read_scored_blocks, read_scored_table, sources, typed
@@ -77,10 +78,13 @@ class CompletionFile:
             return hits | _contain(self.texts(range(len(self.index)), SEARCHED).columns, text)
         present = [name for name in SEARCHED if name in self.metadata.schema.to_arrow_schema().names]
         repeated, done = [name for name in present if name == "prompt"], 0  # all samples of a problem have one
-        with pq.ParquetFile(self.path, metadata=self.metadata, read_dictionary=repeated) as file:
-            for batch in file.iter_batches(_SEARCH_ROWS, columns=present):
+        batches = read_batches(self.path, present, metadata=self.metadata, most_rows=_SEARCH_ROWS, repeated=repeated)
+        try:
+            for batch, _ in batches:
                 hits[done : done + len(batch)] |= _contain(batch.columns, text)
                 done += len(batch)
+        except pa.ArrowException as error:
+            raise DataError(f"cannot read {self.path}: {error}") from error
         return hits
 
     def texts(self, rows: Sequence[int], columns: Sequence[str] = TEXTS.names) -> pa.Table:
@@ -92,15 +96,20 @@ class CompletionFile:
             starts = np.cumsum([0, *sizes])
             groups = np.unique(np.searchsorted(starts, rows, side="right") - 1)
             indices = np.concatenate([np.arange(starts[group], starts[group + 1]) for group in groups])
-            wanted = {path.split(".")[0] for path in sources(columns)}
-            present = sorted(wanted & {*self.metadata.schema.to_arrow_schema().names})
+            order = np.argsort(rows, kind="stable")
+            wanted, done, found = np.searchsorted(indices, np.asarray(rows)[order]), 0, []
+            outer = {path.split(".")[0] for path in sources(columns)}
+            present = sorted(outer & {*self.metadata.schema.to_arrow_schema().names})
             try:
-                with pq.ParquetFile(self.path, metadata=self.metadata) as file:
-                    table = file.read_row_groups(groups.tolist(), columns=present)
+                for batch, _ in read_batches(self.path, present, groups=groups.tolist(), metadata=self.metadata):
+                    own = slice(*np.searchsorted(wanted, (done, done + len(batch))))
+                    found.append(batch.take(pa.array(wanted[own] - done)))
+                    done += len(batch)
+                table = pa.Table.from_batches(found).take(np.argsort(order))
                 table.validate(full=True)  # of texts that are not UTF-8
             except (pa.ArrowException, OSError) as error:
                 raise DataError(f"cannot read {self.path}: {error}") from error
-            block = Block([*rows], table.take(np.searchsorted(indices, rows)), [], 1.0)
+            block = Block([*rows], table, [], 1.0)
         return pa.table({name: typed(block, TEXTS.field(name)) for name in columns})
 
 

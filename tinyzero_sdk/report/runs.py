@@ -119,7 +119,7 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
     for line in path.read_bytes().splitlines():
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if isinstance(row, dict) and isinstance(row.get("step"), int):
             while rows and rows[-1]["step"] >= row["step"]:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinyzero_sdk.data import files
+from tinyzero_sdk.data import arrow_files, files, parquet_pages
 from tinyzero_sdk.data.arrow import check_json_types, infer_schema, to_rows, to_table
 from tinyzero_sdk.data.files import JsonLinesWriter, ParquetWriter, parse_line, read_blocks, read_rows, replacing
 from tinyzero_sdk.errors import DataError
@@ -185,8 +185,36 @@ def test_what_parquet_cannot_hold_is_reported(tmp_path):
 
 
 def test_line_too_long_for_memory_is_one_bad_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "_MAX_LINE", 64)
+    monkeypatch.setattr(files, "MOST_ROW_BYTES", 64)
     long = json.dumps({"a": "x" * 1000}).encode()
     path = write(tmp_path / "a.jsonl", b'{"a": 1}\n' + long + b'\n{"a": 2}\n')
     (block,) = read_blocks(path)
     assert (block.numbers, [row.number for row in block.bad]) == ([1, 3], [2])
+    assert block.bad[0].error == "a row of over 64 MB; shorten it"
+
+
+@pytest.mark.parametrize(
+    "rows", [b'1,"' + b"x" * 100, b'1,"' + b'x\n","' * 30, b"," * 100], ids=["text", "texts", "cells"]
+)
+def test_a_row_of_csv_too_long_for_memory_is_refused(rows, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "MOST_ROW_BYTES", 64)
+    path = write(tmp_path / "a.csv", b"a,b\n1,2\n" + rows)
+    with pytest.raises(DataError, match=r"is not CSV in UTF-8, as of line \d+: a row of over 64 MB; shorten it"):
+        list(read_blocks(path))
+
+
+def test_a_row_of_parquet_too_large_for_memory_is_one_bad_row(tmp_path, monkeypatch):
+    monkeypatch.setattr(arrow_files, "MOST_ROW_BYTES", 5000)
+    pq.write_table(pa.table({"a": ["x", "x" * 5000, "y"]}), tmp_path / "a.parquet")
+    (block,) = read_blocks(tmp_path / "a.parquet")
+    assert (block.numbers, [row.number for row in block.bad], block.data["a"].to_pylist()) == ([1, 3], [2], ["x", "y"])
+
+
+def test_what_takes_too_much_to_decode_is_refused_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet_pages, "MOST_DECODED", 1 << 16)
+    pq.write_table(pa.table({"a": ["x" * 2**17]}), tmp_path / "a.parquet", use_dictionary=False)
+    with pytest.raises(DataError, match=r"it takes .* GB to decode a part of it; .* write it anew with smaller"):
+        list(read_blocks(tmp_path / "a.parquet"))
+    pq.write_table(pa.table({"a": [[7] * 2**16]}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="to decode a part of it"):
+        list(read_blocks(tmp_path / "a.parquet"))

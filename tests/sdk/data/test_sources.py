@@ -73,7 +73,7 @@ def test_a_place_is_the_line_and_a_bad_line_is_named(tmp_path):
         ),
         ("rows.csv", b"a", "ends in .csv; expected a name that ends in .parquet, .jsonl or .json"),
         ("rows.parquet", b"PAR1", "not Parquet, or damaged"),
-        ("rows.arrow/0.arrow", b"x", "cannot read"),
+        ("rows.arrow/0.arrow", b"x", "not Arrow, or damaged"),
         ("empty/readme.txt", b"x", "has no file like"),
     ],
 )

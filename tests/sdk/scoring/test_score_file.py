@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.sdk.rows import write_rows
 from tinyzero_sdk import load_task
-from tinyzero_sdk.data import files
+from tinyzero_sdk.data import arrow_files, files
 from tinyzero_sdk.data.files import read_blocks, read_rows
 from tinyzero_sdk.errors import DataError, VersionMismatchError
 from tinyzero_sdk.scoring.compare import compare_files
@@ -43,7 +43,7 @@ def task(write_task):
 @pytest.fixture
 def small_blocks(monkeypatch):
     monkeypatch.setattr(files, "_BLOCK_ROWS", 100)
-    monkeypatch.setattr(files, "_TABLE_ROWS", 100)
+    monkeypatch.setattr(arrow_files, "_BLOCK_ROWS", 100)
 
 
 def score_rows(task, tmp_path, rows, into="jsonl"):

@@ -10,7 +10,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tinyzero_sdk.data.arrow import without_views
 from tinyzero_sdk.data.files import read_blocks
 from tinyzero_sdk.data.folders import TABLES, split_files
 from tinyzero_sdk.data.rows import OTHER_NAMES
@@ -23,12 +22,11 @@ COMPLETIONS = ("completion", *OTHER_NAMES["completion"])
 
 GROUND_TRUTHS = ("ground_truth", "reward_model", *OTHER_NAMES["ground_truth"])  # columns that hold the ground truth
 PROMPTS = ("prompt", *OTHER_NAMES["prompt"])  # columns that hold the prompt (optional)
-_END_MARKER = 8  # bytes after the last batch of an Arrow file
 
 
 def read(path: Path) -> Iterator[Block]:
     """The rows of a split."""
-    for _, block in numbered(_files(path), lambda file: _READERS[file.suffix](file)):
+    for _, block in numbered(_files(path), read_blocks):
         _take_columns(path, block)
         yield block
 
@@ -41,25 +39,6 @@ def _files(path: Path) -> list[Path]:
         return next(iter(splits.values()))
     names = ", ".join(sorted(splits))
     raise DataError(f"{path} has the splits {names}; name the folder of one, or put the files of each into its own")
-
-
-def _read_arrow(path: Path) -> Iterator[Block]:
-    done, size = 0, max(1, path.stat().st_size)
-    try:
-        with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
-            for batch in stream:
-                batch.validate(full=True)  # where offsets lead out of the file, other functions end the process
-                table = without_views(pa.Table.from_batches([batch]))
-                for start in range(0, len(table), 1024):
-                    part = table[start : start + 1024]
-                    progress = min(1.0, (file.tell() + _END_MARKER) / size)
-                    yield Block(list(range(done + 1, done + len(part) + 1)), part, [], progress)
-                    done += len(part)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is not Arrow, or damaged after row {done}: {' '.join(str(error).split())}") from error
-
-
-_READERS = {".parquet": read_blocks, ".arrow": _read_arrow}
 
 
 def _take_columns(path: Path, block: Block) -> None:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tinyzero_sdk.data.files import read_blocks
 from tinyzero_sdk.data.table import Block
 from tinyzero_sdk.errors import DataError
 
@@ -53,13 +54,13 @@ def read_held_out(path: Path, columns: Sequence[str]) -> Iterator[Block]:
 def _read(file: Path, columns: Sequence[str]) -> pa.Table:
     """Those of the columns that a file has; all of `_OTHERWISE` that are asked for must be there."""
     try:
-        present = pq.read_schema(file).names
-        table = pq.read_table(file, columns=[name for name in present if name in columns])
+        tables = [block.data for block in read_blocks(file, columns)]
+        table = pa.concat_tables(tables) if tables else pq.read_schema(file).empty_table()
         if "step" in table.column_names:
             table = table.set_column(table.column_names.index("step"), "step", table["step"].cast(pa.int64()))
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"cannot read {file}: {' '.join(str(error).split())}") from error
-    if missing := [name for name in _OTHERWISE if name in columns and name not in present]:
+    if missing := [name for name in _OTHERWISE if name in columns and name not in table.column_names]:
         raise DataError(f"cannot read {file}: it has no {', '.join(missing)}")
     return table
 
@@ -75,7 +76,7 @@ def run_and_step(path: Path) -> tuple[Path, int | None]:
 def _evaluations(run: Path) -> dict[int, Path]:
     """The file that holds the evaluation of each step."""
     files = sorted((run / "completions").glob("heldout_*_*.parquet"))
-    return {step: file for file in files for step in pc.unique(_read(file, ["step"])["step"]).to_pylist()}
+    return {step: file for file in files for step in pc.unique(_read(file, ["step"])["step"].drop_null()).to_pylist()}
 
 
 def _why(run: Path, steps: Sequence[int]) -> str:
