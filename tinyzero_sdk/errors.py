@@ -83,7 +83,8 @@ def describe_error(error: BaseException) -> str:
         text = "(its message cannot be shown)"
     files = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     own = next((os.path.dirname(file) for file, _ in files if not _is_host(file)), None)
-    place = next((f" ({file}:{line})" for file, line in reversed(files) if own and _is_within(own, file)), "")
+    within = (place for place in reversed(files) if own and place[0].startswith(own + os.sep))
+    place = next((f" ({file}:{line})" for file, line in within if "site-packages" not in file[len(str(own)) :]), "")
     return f"{type(error).__name__}: {text}{place}"
 
 
@@ -91,7 +92,3 @@ def _is_host(filename: str) -> bool:
     """Whether it is a file of the SDK or of what calls plugins for it."""
     is_installed = "site-packages" in filename
     return filename.startswith((_SDK, _PLUGGY)) or (not is_installed and filename.startswith((_STDLIB, "<frozen ")))
-
-
-def _is_within(directory: str, filename: str) -> bool:
-    return filename.startswith(directory + os.sep) and "site-packages" not in filename.removeprefix(directory)

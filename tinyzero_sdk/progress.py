@@ -122,7 +122,7 @@ class Progress:
         self.close()
 
     def _log_phase(self, phase: Task, seconds: float) -> None:
-        counted, unit = _counted(phase), phase.fields.get("unit", "%")
+        counted, unit = "" if phase.total is None else f": {count(phase)}", phase.fields.get("unit", "%")
         if not phase.completed and counted and unit not in ("", "%"):  # "0/16 problems" reads like a result
             counted = f": {int(phase.total or 0):,} {unit}"
         self._log_after(seconds, phase.description + counted)
@@ -192,10 +192,6 @@ def count(task: Task) -> str:
     if unit == "%" or "overall" in task.fields:  # not counted by ones; a pause between two may be an evaluation
         overdue = 0.0
     return f"{text}  {duration(max(0.0, on_time, overdue))} left"
-
-
-def _counted(task: Task) -> str:
-    return "" if task.total is None else f": {count(task)}"
 
 
 def duration(seconds: float) -> str:

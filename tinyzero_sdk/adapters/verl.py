@@ -99,9 +99,11 @@ def compute_score(
     except TaskNotFoundError:
         if task is not None:
             raise
+        last = data_source.rpartition("/")[2].lower()  # `gsm8k` of `openai/gsm8k`
+        alike = difflib.get_close_matches(last, [entry.name for entry in list_tasks()], n=1)
         raise TaskNotFoundError(
             f"no task {data_source!r}, the data_source of the row; name the task that scores such rows: "
-            f"reward_kwargs.task={_alike(data_source)}"
+            f"reward_kwargs.task={(*alike, 'NAME')[0]}"
         ) from None
     return scorer(data_source, solution_str, ground_truth, extra_info, details=details)
 
@@ -114,12 +116,6 @@ def _check_others(names: Iterable[str], known: Sequence[str]) -> None:
         if hint := did_you_mean(name, known).strip():
             raise SettingsError(f"no key {name!r} in reward_kwargs; {hint}")
         warnings.warn(f"the key {name!r} has no effect on the reward; known: {', '.join(known)}", stacklevel=3)
-
-
-def _alike(data_source: str) -> str:
-    """The installed task named like a dataset, such as `gsm8k` for `openai/gsm8k`."""
-    last = data_source.rpartition("/")[2].lower()
-    return next(iter(difflib.get_close_matches(last, [entry.name for entry in list_tasks()], n=1)), "NAME")
 
 
 @cache

@@ -50,7 +50,9 @@ def report(
     before: object = None
     while True:
         opened = _open(runs)
-        if (now := _versions(opened)) != before:
+        files = [file for run in opened for file in (run.path / "metrics.jsonl", *run.completion_files())]
+        now = [(file, file.stat().st_mtime_ns) for file in files if file.exists()]
+        if now != before:
             before = now
             with replacing(output) as aside:
                 text = make_page(opened, most=completions, refresh=every if watch else None, warn=warn)
@@ -71,11 +73,6 @@ def _open(paths: list[Path]) -> "list[Run]":
     return [
         open_run(path, name if names.count(name) == 1 else str(path)) for path, name in zip(paths, names, strict=True)
     ]
-
-
-def _versions(runs: "list[Run]") -> list[tuple[Path, int]]:
-    files = [file for run in runs for file in (run.path / "metrics.jsonl", *run.completion_files())]
-    return [(file, file.stat().st_mtime_ns) for file in files if file.exists()]
 
 
 def export(

@@ -33,9 +33,12 @@ def tasks(
 ) -> None:
     """List the installed tasks, or describe one."""
     name = name or task
+    offers = sorted(family_tasks().items()) if name and name.isidentifier() else ()
+    named = ((other, plugin) for other, plugins in offers for plugin in plugins if other.startswith(f"{name}/"))
+    of_family = [_task_row(other, plugin) for other, plugin in named]  # each loaded for its description
     if name is None:
         rows = _installed(expand_families=json)
-    elif not (rows := _family(name)):
+    elif not (rows := of_family):
         details = _details(load_task(name))
         print_json(details) if json else _show_details(details)
         return
@@ -54,12 +57,6 @@ def _installed(expand_families: bool) -> list[dict[str, Any]]:
         else:
             rows += [_row(name, plugin, description="") for name, plugin in offers]
     return rows
-
-
-def _family(family: str) -> list[dict[str, Any]]:
-    """The tasks of a family, each loaded for its description; empty if there is no such family."""
-    offers = sorted(family_tasks().items()) if family.isidentifier() else ()
-    return [_task_row(name, plugin) for name, plugins in offers for plugin in plugins if name.startswith(f"{family}/")]
 
 
 def plugins(json: JsonOption = False) -> None:

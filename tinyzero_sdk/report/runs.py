@@ -5,7 +5,7 @@ Tolerant, since the run may be in progress, killed, resumed or made by an older 
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -19,7 +19,7 @@ from tinyzero_sdk.data.arrow import to_float
 from tinyzero_sdk.data.files import ENDINGS
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.scoring.statistics import wilson
-from tinyzero_sdk.settings import read_toml
+from tinyzero_sdk.settings import flatten, read_toml
 
 METRICS, CONFIG = "metrics.jsonl", "config.toml"
 MAX_POINTS = 2000  # of a curve: about two for each pixel of a wide screen
@@ -90,6 +90,7 @@ def _read_run(name: str, path: Path, version: tuple[int, ...]) -> Run:
             at, rates = curves[key]
             ends = [wilson(rate, sizes.get(step, 0)) for step, rate in zip(at or steps, rates, strict=True)]
             bands[key] = ([low for low, _ in ends], [high for _, high in ends])
+    config = read_toml(path / CONFIG) if (path / CONFIG).exists() else {}
     return Run(
         name,
         path,
@@ -106,7 +107,7 @@ def _read_run(name: str, path: Path, version: tuple[int, ...]) -> Run:
             if column
         },
         bands=bands,
-        config=dict(_flatten(read_toml(path / CONFIG))) if (path / CONFIG).exists() else {},
+        config={key: json.dumps(value, ensure_ascii=False, default=str) for key, value in flatten(config)},
     )
 
 
@@ -126,14 +127,6 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
                 rows.pop()
             rows.append(row)
     return rows
-
-
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _curve(steps: np.ndarray, values: np.ndarray) -> tuple[list[int], list[float]]:

@@ -115,7 +115,7 @@ class Task:
         wrapped = bind(hook.score_completion, self.options)  # anew, now that the guard is there
         self._score_completion = self._guard.around(wrapped) if is_wrapped else self._guard.score_completion
         if self._group_guard:
-            self._score_completion = self._score_group_of_one
+            self._score_completion = lambda completion, truth: self.score_group([completion], truth)[0]
         is_plain = not (is_wrapped or self._group_guard or info.unsafe_scorer)
         self.score_into = self._guard.score_into if is_plain else self._score_into
         """(columns, completion, ground_truth): append what `score_completion` gives to columns."""
@@ -282,9 +282,6 @@ class Task:
         assert self._group_guard is not None
         self._check_place()
         return self._group_guard.compare(completions, ground_truth, scores)
-
-    def _score_group_of_one(self, completion: Completion | str, ground_truth: Json) -> Score:
-        return self.score_group([completion], ground_truth)[0]
 
     def prefetch(
         self,
