@@ -48,7 +48,8 @@ def configuration() -> str:
         "the run in another directory.",
         "",
         "`tinyzero train --help WORD` lists the keys with that word in their name or text.",
-        "Keys marked ↻ may be changed with `--resume`: they affect speed, memory and records, not what is learned.",
+        "Keys marked ↻ may be changed with `--resume`: they affect speed, memory and records, not what is "
+        "learned, or cure what ends a run under way.",
         "(This page is generated from the configuration's docstrings; a test compares them.)",
     ]
     lines += _tables(TrainConfig, groups(TrainConfig))

@@ -37,6 +37,7 @@ from tinyzero_sdk.tasks.task import Task
 
 _BLOCK = 256
 _TRIAL_SCORES = 1000  # rows of a split whose ground truths are scored where the task has no `is_valid`: slow for some
+_TOKENIZED = 16 << 20  # bytes of prompts, some ten seconds of a tokenizer's time
 OTHER_TASK = -1
 _FORMAT = frozenset((*ROW_COLUMNS, "ground_truth"))
 
@@ -70,7 +71,8 @@ class FileTask(Task):
         vars(self).update(vars(task))
         self._rows, self.makes_prompts = rows, False
         self._has_own_key = not task.plugin_manager.has_plugin("default item_key")
-        self._keys, self._prompt_sizes = np.zeros(len(rows), np.uint64), np.zeros(len(rows), np.int64)
+        self._keys, self._prompt_bytes = np.zeros(len(rows), np.uint64), np.zeros(len(rows), np.int64)
+        self._messages = np.ones(len(rows), np.uint16)
         self.split = np.full(len(rows), OTHER_TASK, np.int8)  # 0 = training, 1 = held out
         self._scan(first_test, sources)
         self.has_own_splits = first_test is not None or bool((self.split == 1).any())
@@ -89,7 +91,9 @@ class FileTask(Task):
                 continue
             try:
                 item = self._item(row)
-                self._prompt_sizes[index] = self._check_prompt(item, row)
+                prompt = self._read_prompt(item, row)
+                self._prompt_bytes[index] = sum(len(message["content"].encode()) for message in prompt)
+                self._messages[index] = min(len(prompt), 2**16 - 1)
                 if min(index, abs(index - (first_test or 0))) < _TRIAL_SCORES:
                     self._try_score(item.ground_truth)
                 key, own = self._key(row, item), is_held_out(row)
@@ -113,10 +117,16 @@ class FileTask(Task):
         order = np.argsort(random_bits(derive_seed("file", seed), indices, 1)[:, 0], kind="stable")
         return self._items(indices[order][start : None if size is None else start + size])
 
-    def longest(self, split: Split, count: int, test_fraction: float) -> Iterator[Item]:
-        """The problems with the most text in their prompts."""
+    def may_exceed(self, split: Split, test_fraction: float, tokens: int, around: int) -> Iterator[Item]:
+        """The problems whose prompts may have more tokens, the longest first; of very many no more than `_TOKENIZED`.
+
+        A token has at least one byte. `around` are the bytes that a chat template adds to a message.
+        """
         indices = self._indices(split, test_fraction)
-        return self._items(indices[np.argsort(self._prompt_sizes[indices])[::-1][:count]])
+        sizes = self._prompt_bytes[indices] + around * self._messages[indices].astype(np.int64)
+        order = np.argsort(-sizes, kind="stable")
+        before = np.cumsum(sizes[order]) - sizes[order]
+        return self._items(indices[order][(sizes[order] > tokens) & (before < _TOKENIZED)])
 
     def _indices(self, split: Split, test_fraction: float) -> np.ndarray:
         """The rows of a split, but of those with equal keys only the first."""
@@ -188,27 +198,28 @@ class FileTask(Task):
         key = extra_info(row).get("key")
         if isinstance(key, str) and key:
             return key
-        with contextlib.suppress(BrokenTaskError):  # the row lacks a column that the task's own problems have
-            if self._has_own_key:
-                return super().item_key(item)
+        if self._has_own_key:
+            with contextlib.suppress(Exception):  # the row lacks a column that the task's own problems have
+                key = self._hooks["item_key"](item)
+                if isinstance(key, str):
+                    return key
         prompt = row.get("prompt")
         text = json.dumps([prompt and read_prompt(prompt), item.ground_truth], sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
-    def _check_prompt(self, item: Item, row: Row) -> int:
-        """The characters of a row's prompt; 0 where the task makes it."""
-        prompt: Any = row.get("prompt")
-        if prompt is not None:
-            return sum(len(message["content"]) for message in as_messages(read_prompt(prompt)))
+    def _read_prompt(self, item: Item, row: Row) -> list[Message]:
+        """A row's prompt; of a task that makes it, by the template `base`."""
+        if row.get("prompt") is not None:
+            return as_messages(read_prompt(row["prompt"]))
         try:
-            super().make_prompt(item)
+            prompt = as_messages(super().make_prompt(item))
         except BrokenTaskError as error:
             raise DataError(
                 f"no prompt, and task {self.name!r} cannot make one of the columns {', '.join(row)}; "
                 f"{missing('prompt', row)}"
             ) from error
         self.makes_prompts = True
-        return 0
+        return prompt
 
     def _try_score(self, truth: Json) -> None:
         """Refuse a ground truth on which the scorer fails, of a task that does not say which it takes."""

@@ -1,16 +1,21 @@
 """A run goes on by its saved configuration; only what is not learnt from may be changed."""
 
+import ast
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 import tomli_w
 
+import tinyzero_trainer
 from tests.trainer.configurations import typed
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.settings import to_mapping
+from tinyzero_sdk.settings import format_value, to_mapping
+from tinyzero_trainer.config import SftConfig, TrainConfig
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.config.resume import check_fingerprint, fingerprint, resume_config
+from tinyzero_trainer.config.settings import metadata, resumable, setting
 
 pytestmark = pytest.mark.usefixtures("built_in_preset")
 
@@ -98,3 +103,69 @@ def test_the_fingerprint_changes_with_what_is_learnt_and_only_with_that():
     for word in ("task.numbers=[4]", "run.seed=1", "optimizer.beta2=0.9"):
         with pytest.raises(SettingsError, match=r"config\.toml has changed since the checkpoint was saved"):
             check_fingerprint(make_config(typed(word, task="countdown")), fingerprint(config))
+
+
+TRAINER = Path(tinyzero_trainer.__file__).parent
+UNDER_WAY = (
+    "controller",
+    "data",
+    "distributed",
+    "executors",
+    "models",
+    "rewards",
+    "rollout",
+    "sft",
+    "training",
+    "utils",
+)
+"""Packages whose errors may end a run after its first step."""
+
+BEFORE_THE_FIRST_STEP = {  # each is raised where a model, its data or an engine is made; resuming changes nothing there
+    *("curriculum.buckets", "data.prompt_template", "model.teacher", "model.path", "lora.target_modules", "lora.rank"),
+    *("rollout.quantization", "rollout.return_logprobs", "rollout.temperature", "rollout.top_p", "data.test_fraction"),
+    *("default_model.layers", "default_model.mlp_size", "default_model.directory", "data.batch_size"),
+    *("model.float8", "model.float8_modules"),
+    "optimizer.learning_rate",  # says that the run has to start again
+}
+
+
+def strings(file):
+    """The texts of a module, docstrings left out, and in f-strings `{}` for each value."""
+    tree = ast.parse(file.read_text())
+    left_out = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    left_out |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+        if id(node) not in left_out and isinstance(node, ast.JoinedStr | ast.Constant):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in parts)
+
+
+@pytest.mark.slow
+def test_what_an_error_of_a_run_under_way_names_can_be_changed_on_resume():
+    known = metadata(TrainConfig).keys() | metadata(SftConfig).keys()
+    changeable = resumable(TrainConfig) | resumable(SftConfig)
+    named = {
+        key
+        for package in UNDER_WAY
+        for file in (TRAINER / package).rglob("*.py")
+        for text in strings(file)
+        if " " in text
+        for key in re.findall(r"(?<![\w.])[a-z_]+\.[a-z_0-9]+", text)
+        if key in known
+    }
+    assert {"data.max_prompt_tokens", "data.max_length", "reward.timeout", "rollout.engine"} <= named
+    assert named - changeable == BEFORE_THE_FIRST_STEP
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("data.max_prompt_tokens=2048", "reward.timeout=60.0", "reward.max_failure_rate=0.5", "rollout.engine=torch"),
+        *("rollout.max_completion_tokens=8", "optimizer.micro_batch_tokens=512", "rollout.max_num_seqs=8"),
+        *("vllm.timeout=900.0", "vllm.gpu_memory_gb=8.0", "vllm.separate_process=false", "memory.cpu_offload=none"),
+    ],
+)
+def test_resuming_takes_the_cure_that_an_error_names(tmp_path, word):
+    save(tmp_path, "rollout.engine=vllm" if word.startswith(("vllm", "rollout.engine")) else "rollout.engine=torch")
+    key, _, value = word.partition("=")
+    assert format_value(setting(resume_config(tmp_path, typed(word)), key)) == value

@@ -58,13 +58,18 @@ def test_each_row_comes_once_an_epoch_and_a_resumed_stream_continues(
 def test_a_prompt_that_is_too_long_stops_the_run_before_it_starts(
     files: Path, source: Callable[..., PromptSource]
 ) -> None:
+    # 129 prompts have more text in fewer tokens: `<answer>` is one of this model's.
     rows = [
-        {"prompt": "1+" * 60 if n == 17 else f"{n}+1=", "ground_truth": {"sum": n}, "extra_info": {"split": split}}
-        for n, split in enumerate(["train"] * 30 + ["test"] * 3)
+        {
+            "prompt": "1+" * 60 if n == 17 else f"{n}{'<answer>' * 18}",
+            "ground_truth": {"sum": n},
+            "extra_info": {"split": split},
+        }
+        for n, split in enumerate(["train"] * 130 + ["test"] * 3)
     ]
     (files / "long.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(DataError, match=r"long.jsonl:18: the prompt of task 'toy_task' has \d+ tokens, expected 1 to "):
-        source(files / "long.jsonl", max_prompt_tokens=20).stream(0)
+        source(files / "long.jsonl", max_prompt_tokens=100).stream(0)
 
 
 @pytest.mark.parametrize("has_prompt", [True, False])

@@ -59,8 +59,8 @@ class DataConfig:
     test_fraction: Annotated[TestFraction, _DIVIDED] = 1 / 16
     """Fraction of all problems, by the hash of their key, that is held out."""
 
-    max_prompt_tokens: PositiveInt = 1024
-    """Longer prompts stop the run before it starts."""
+    max_prompt_tokens: Annotated[PositiveInt, RESUMABLE] = 1024
+    """Longer prompts stop the run, those of data.path before it starts."""
 
 
 _CHOICE = UsedIf(
@@ -97,14 +97,14 @@ class CurriculumConfig:
 class RolloutConfig:
     """How completions are generated."""
 
-    engine: Engine = "torch"
+    engine: Annotated[Engine, RESUMABLE] = "torch"
     """`torch` = in this process, with CUDA graphs for most dense models: the fastest on one GPU. `vllm` = for other
     models, tensor parallelism, very long contexts and shared prefixes. `auto` = the faster one, by measurements."""
 
     group_size: PositiveInt = 8
     """Completions of each prompt: the group that advantages compare."""
 
-    max_completion_tokens: PositiveInt = 256
+    max_completion_tokens: Annotated[PositiveInt, RESUMABLE] = 256
     """Longest completion, in tokens."""
 
     temperature: PositiveFloat = 1.0

@@ -292,7 +292,7 @@ class RewardConfig:
     num_workers: Annotated[PositiveInt, RESUMABLE] = 1
     """Scoring processes."""
 
-    timeout: PositiveFloat = 5.0
+    timeout: Annotated[PositiveFloat, RESUMABLE] = 5.0
     """Seconds for one completion, after which its worker is killed and replaced, and the completion scores 0."""
 
     memory_limit_gb: Annotated[PositiveFloat, RESUMABLE] = 4.0

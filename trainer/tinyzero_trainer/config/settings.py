@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound="DataclassInstance")
 
 RESUMABLE = object()
-"""--resume may change the setting: it affects speed, memory and records, not what is learned."""
+"""--resume may change it: it affects speed, memory and records, not what is learned, or cures what ends a run."""
 
 
 @dataclass(frozen=True, slots=True)

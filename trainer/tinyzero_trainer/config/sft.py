@@ -91,7 +91,7 @@ class SftDataConfig:
     batch_size: PositiveInt = 64
     """Examples in a step."""
 
-    max_length: PositiveInt = 2048
+    max_length: Annotated[PositiveInt, RESUMABLE] = 2048
     """Examples with more tokens, prompt included, are left out."""
 
     test_fraction: TestFraction = 1 / 16
@@ -121,10 +121,10 @@ class SftOptimizerConfig(OptimizerConfig):
 class SftRolloutConfig:
     """How completions are generated to measure accuracy."""
 
-    engine: Engine = "torch"
+    engine: Annotated[Engine, RESUMABLE] = "torch"
     """Rollout engine of the evaluation, as in `tinyzero train`."""
 
-    max_completion_tokens: PositiveInt = 256
+    max_completion_tokens: Annotated[PositiveInt, RESUMABLE] = 256
     """Longest completion, in tokens."""
 
     max_num_seqs: Annotated[PositiveInt | Auto, RESUMABLE] = "auto"

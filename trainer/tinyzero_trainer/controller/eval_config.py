@@ -35,9 +35,7 @@ EVALUATION_KEYS = (
     *("rollout.max_completion_tokens", "rollout.max_num_seqs"),
     *("reward.num_workers", "reward.timeout", "reward.memory_limit_gb"),
 )
-"""Keys that affect `tinyzero eval`, with the tables of the task's options and of `COLUMNS`; others are refused."""
-
-COLUMNS = "data.columns."
+"""Keys that affect `tinyzero eval`, with the tables of tasks and of columns; any other is refused there."""
 
 
 class LocalModels:
@@ -107,7 +105,7 @@ def evaluation_config(values: Mapping[str, Any]) -> TrainConfig:
     if isinstance(tasks, Mapping) and len(tasks) > 1:
         raise SettingsError("an evaluation is of one task; give --task TASK, and its options as task.KEY=…")
     for key, _ in flatten(values):
-        if key not in EVALUATION_KEYS and not key.startswith(("task.", "tasks.", COLUMNS)):
+        if key not in EVALUATION_KEYS and not key.startswith(("task.", "tasks.", "data.columns.")):
             raise SettingsError(f"{key} has no effect on an evaluation; leave it out (--help lists what has)")
     model = text(values, "model.path")
     # The run directory that it is, or is a checkpoint of.
@@ -131,10 +129,9 @@ def _inherited(run: Path, tasks: Mapping[str, Any]) -> dict[str, Any]:
     prefixes = ("data.", "rollout.max_completion_tokens", "eval.num_problems")
     known = {field.key for field in describe(TrainConfig)}
     if is_sft(saved):  # its files are of examples
-        known -= {"data.path", "data.test_path"}
-    columns = () if is_sft(saved) else (COLUMNS,)
+        known -= {"data.path", "data.test_path", "data.columns"}
     kept = {key: value for key, value in flatten(saved) if key.startswith(prefixes)}
-    inherited = unflatten({key: value for key, value in kept.items() if key in known or key.startswith(columns)})
+    inherited = unflatten({key: kept[key] for key in kept if not known.isdisjoint((key, key.rpartition(".")[0]))})
     specs = read_task_specs(saved.get("tasks", {}))
     requested = [task_of(name, entry) for name, entry in tasks.items()]
     if not requested and len(specs) > 1:

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from tinyzero_sdk import Item, Task
 from tinyzero_sdk.data.file_task import FileTask, RowItem
 from tinyzero_sdk.errors import DataError, SettingsError
+from tinyzero_sdk.hookspecs import Message
 from tinyzero_sdk.records import Split
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.tasks.splits import DEFAULT_TEST_FRACTION
@@ -30,7 +31,6 @@ from tinyzero_trainer.data.tokenization import encode_prompt
 from tinyzero_trainer.types import Prompt, Rollout
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]  # what islice takes
-_LONGEST = 64  # prompts with the most text; one of them has the most tokens, or nearly so
 EVALUATION_SEED = 0
 """The held-out problems are the same in every run of a task, whatever the run's own seed."""
 
@@ -77,7 +77,9 @@ class PromptSource:
     ) -> "PromptStream":
         """Problems of the training split without end: each once, then all again in another order."""
         if isinstance(self.task, FileTask):  # a prompt that is too long would stop the run later
-            for item in self.task.longest("train", _LONGEST, self._test_fraction):
+            chat = [Message(role="user", content="?")] if self._tokenizer.chat_template else "?"
+            around = len(encode_prompt(self._tokenizer, chat)[0].encode()) + 1  # a BOS
+            for item in self.task.may_exceed("train", self._test_fraction, self._max_tokens, around):
                 self.prompt(item)
         return PromptStream(self, seed, progress or StreamState(), curriculum or CurriculumConfig())
 
