@@ -44,6 +44,14 @@ def pytest_collection() -> Iterator[None]:
         gc.set_threshold(100_000, 20, 20)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What tests trust is trusted by them alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture
 def scored_in_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scoring in this process, for tests in which the worker processes do not matter; `real_workers` undoes it."""

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.settings import read_toml, to_mapping
+from tinyzero_sdk.tasks.trust import vouch
 from tinyzero_trainer.checkpoint import store as checkpoint
 from tinyzero_trainer.config import SftConfig, TrainConfig
 from tinyzero_trainer.config.resume import resume_command
@@ -149,6 +150,7 @@ class RunDirectory:
             listed = ", ".join(f"{name} {number}" for name, number in numbers.items())
             text += f"# {title}: {listed}\n" if numbers else ""
         text += tomli_w.dumps(to_mapping(config))
+        vouch(to_mapping(config))
         from tinyzero_sdk.data.files import replacing  # imports pyarrow, which no command needs at its start
 
         with replacing(self.config) as temporary:

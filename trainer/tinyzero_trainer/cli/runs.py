@@ -4,7 +4,7 @@ import dataclasses
 import shlex
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import filesize
@@ -69,7 +69,8 @@ def runs(
     by_place = {run.resolve(): run for path in paths or [Path()] for run in run_status.find_runs(path)}
     statuses = sorted(map(run_status.status_of, by_place.values()), key=lambda run: run.changed, reverse=True)
     if json:
-        print_json([_as_json(run) for run in statuses])
+        derived = ({"path": str(run.path), "size": run.size, "delete": _delete_command(run)} for run in statuses)
+        print_json([dataclasses.asdict(run) | more for run, more in zip(statuses, derived, strict=True)])
     elif not statuses:
         where = ", ".join(map(str, paths or [Path.cwd()]))
         stderr.print(Text(f"no runs below {where}; tinyzero train writes them to runs/ unless --output says otherwise"))
@@ -111,10 +112,6 @@ def _send(path: Path) -> str:
     if trackers.has_failed:
         raise typer.Exit(1)
     return f"{plural(len(rows), 'step')} recorded in {', '.join(log.trackers)}"
-
-
-def _as_json(run: "RunStatus") -> dict[str, Any]:
-    return {**dataclasses.asdict(run), "path": str(run.path), "size": run.size, "delete": _delete_command(run)}
 
 
 def _delete_command(run: "RunStatus") -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import build, flatten, format_value, get, merge, parse_overrides, read_toml, unflatten
+from tinyzero_sdk.tasks.trust import require_trust, vouch
 from tinyzero_trainer.config.model_defaults import is_path, recorded_defaults
 from tinyzero_trainer.config.recipes import Recipe, find_recipe
 from tinyzero_trainer.config.settings import check_keys, default_settings, drop_unused, refuse_unused, unused_settings
@@ -47,6 +48,7 @@ def gather(cls: type, flags: Mapping[str, Any], words: Sequence[str], file: Path
             raise SettingsError(f"{key} is given twice, as a flag and as {key}={value}; give it once")
     typed = merge(unflatten(flagged), typed)  # the order of --task is that of the tasks
     check_keys(cls, typed)
+    vouch(typed)
     if file is None:
         return with_task_table(typed)
     content = read_toml(file)
@@ -57,6 +59,7 @@ def gather(cls: type, flags: Mapping[str, Any], words: Sequence[str], file: Path
             f"{recipe} without the file, or leave the recipe out"
         )
     check_keys(cls, content, file)
+    require_trust(file, content)
     if not is_of_run(file):
         return with_task_table(merge(content, typed))
     content.get("run", {}).pop("output", None)

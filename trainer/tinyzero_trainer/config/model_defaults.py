@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tinyzero_sdk.settings import merge, read_toml
+from tinyzero_sdk.tasks.trust import require_trust
 from tinyzero_trainer.config.tasks import identity, task_of
 
 BUILT_IN_MODEL = Path(__file__).parent.parent / "tiny_model"
@@ -55,4 +56,6 @@ def recorded_content(options: Mapping[str, Mapping[str, Any]], settings: Mapping
 
 def _read(model: Path | None) -> dict[str, Any]:
     path = (model or BUILT_IN_MODEL) / PRESET_FILE
-    return {"settings": {}, "warmed_on": [], **(read_toml(path) if path.exists() else {})}
+    content = {"settings": {}, "warmed_on": [], **(read_toml(path) if path.exists() else {})}
+    require_trust(path, content["settings"])
+    return content

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import build, flatten, format_value, get, merge, read_toml, to_mapping, unflatten
+from tinyzero_sdk.tasks.trust import require_trust
 from tinyzero_trainer.config.settings import drop_unused, refuse_unused, resumable, setting
 from tinyzero_trainer.config.sft import SftConfig
 from tinyzero_trainer.config.tasks import with_task_table
@@ -55,6 +56,7 @@ def resume_config(
         raise SettingsError(
             f"{directory} holds another kind of run; resume it with: {resume_command(content, directory)}"
         )
+    require_trust(file, content)
     saved = build(cls, content)
     before = dict(flatten(to_mapping(saved)))
     if get(overrides, "rollout.engine") == "auto":  # which chose the saved one

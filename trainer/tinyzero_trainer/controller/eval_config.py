@@ -13,6 +13,7 @@ from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.evaluation.protocol import EvaluationPlan, EvaluationRequest, Sampler
 from tinyzero_sdk.settings import describe, flatten, get, key_help, merge, read_toml, unflatten
 from tinyzero_sdk.tasks.splits import DEFAULT_TEST_FRACTION
+from tinyzero_sdk.tasks.trust import require_trust
 from tinyzero_trainer.checkpoint.run_directory import newest_model
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import gather, make_config, text
@@ -126,6 +127,7 @@ def evaluation_config(values: Mapping[str, Any]) -> TrainConfig:
 def _inherited(run: Path, tasks: Mapping[str, Any]) -> dict[str, Any]:
     """What an evaluation takes from the run's configuration; nothing of its task if `tasks` names another one."""
     saved = read_toml(run / "config.toml")
+    require_trust(run / "config.toml", saved)
     prefixes = ("data.", "rollout.max_completion_tokens", "eval.num_problems")
     known = {field.key for field in describe(TrainConfig)}
     if is_sft(saved):  # its files are of examples
@@ -141,4 +143,4 @@ def _inherited(run: Path, tasks: Mapping[str, Any]) -> dict[str, Any]:
         if requested in ([], [spec.name]) or identity(spec.task) == identity(requested[0]):
             return inherited | {"tasks": {spec.name: {"task": spec.task, "options": dict(spec.options)}}}
     own = ("path", "test_path", "columns")  # the files have problems of the run's task
-    return inherited | {"data": {key: value for key, value in inherited["data"].items() if key not in own}}
+    return inherited | {"data": {key: value for key, value in inherited.get("data", {}).items() if key not in own}}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from tinyzero_sdk import Completion, Score, Task
+from tinyzero_sdk import Completion, Task
 from tinyzero_sdk.errors import BrokenTaskError
 from tinyzero_sdk.records import SCORER_FAILURES, TASK_PART
 from tinyzero_sdk.rewards.wrappers import term_of
@@ -72,9 +72,13 @@ def score(
 
 def part_columns(rollouts: Sequence[Rollout], tasks: Mapping[str, Task]) -> dict[str, Tensor]:
     """`reward_parts` and `part_weights` of a `TrainingBatch`: each completion's score is the sum of their products."""
-    weights = {name: _weights(task) for name, task in tasks.items()}
+    weights = {}
+    for name, task in tasks.items():
+        declared = {part: own.weight for part, own in task.info.parts.items()} or {TASK_PART: 1.0}
+        weights[name] = declared | dict.fromkeys(map(term_of, task.wrappers), 1.0)
     names = sorted(set().union(*weights.values()))
-    reward_parts = torch.tensor([[_part(rollout.score, name) for name in names] for rollout in rollouts])
+    parts = [{TASK_PART: rollout.score.unshaped, **rollout.score.parts} for rollout in rollouts]
+    reward_parts = torch.tensor([[own.get(name, 0.0) for name in names] for own in parts])
     part_weights = torch.tensor(
         [[weights[rollout.prompt.task].get(name, 0.0) for name in names] for rollout in rollouts]
     )
@@ -83,12 +87,3 @@ def part_columns(rollouts: Sequence[Rollout], tasks: Mapping[str, Task]) -> dict
         reward_parts = torch.cat([reward_parts, rest[:, None]], dim=1)
         part_weights = torch.cat([part_weights, torch.ones_like(rest)[:, None]], dim=1)
     return {"reward_parts": reward_parts, "part_weights": part_weights}
-
-
-def _weights(task: Task) -> dict[str, float]:
-    declared = {name: part.weight for name, part in task.info.parts.items()} or {TASK_PART: 1.0}
-    return declared | dict.fromkeys(map(term_of, task.wrappers), 1.0)
-
-
-def _part(score: Score, name: str) -> float:
-    return score.unshaped if name == TASK_PART else score.parts.get(name, 0.0)

@@ -10,6 +10,7 @@ from typing import Any
 
 from tinyzero_sdk.errors import SettingsError, did_you_mean
 from tinyzero_sdk.settings import build, read_toml
+from tinyzero_sdk.tasks.trust import require_trust
 from tinyzero_trainer.config.settings import check_keys
 from tinyzero_trainer.config.train_config import TrainConfig
 
@@ -50,6 +51,7 @@ def find_recipe(name: str) -> Recipe:
 
 def _read(name: str, path: Path) -> Recipe:
     settings = read_toml(path)
+    require_trust(path, settings)
     own: dict[str, Any] = {key: settings.pop(key) for key in ("about", "source", "full_size") if key in settings}
     recipe = build(Recipe, {"name": name, "settings": settings, **own}, f"{path}: ")
     for values in (recipe.settings, recipe.full_size):
