@@ -19,6 +19,7 @@ from tinyzero_sdk.console import LossyStream, exit_on_error, stdout, warn
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.plugins.registry import load_plugins
 from tinyzero_sdk.redaction import redact
+from tinyzero_sdk.tasks.trust import TRUST_OPTION, TRUST_VARIABLE
 
 ONLY_PRINT = {"tasks", "plugins", "sample", "compare", "report", "recipes", "runs", "replay", "plan", "doctor"}
 """Commands without effect if their output is lost; the others then go on to their own exit code, unless with --json."""
@@ -32,6 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # for model text that the terminal cannot encode
     output, words = LossyStream(sys.stdout), [*(sys.argv[1:] if arguments is None else arguments)]
+    if TRUST_OPTION in words:  # of every command, and so at any place
+        words.remove(TRUST_OPTION)
+        os.environ[TRUST_VARIABLE] = "1"
     streams = redirect_stdout(output), redirect_stderr(LossyStream(sys.stderr, redact))
     with streams[0], streams[1], _signals_as_ctrl_c(), exit_on_error(), _home():
         try:
@@ -129,6 +133,9 @@ def _show_version(wanted: bool) -> None:
 def _top(
     version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+    trust_code: Annotated[
+        bool, typer.Option(TRUST_OPTION, help="Run code that a configuration, recipe, run or model of others names.")
     ] = False,
 ) -> None:
     """Options before the command."""

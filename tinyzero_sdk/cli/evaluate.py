@@ -12,15 +12,7 @@ from rich.text import Text
 from typer.core import TyperCommand
 
 from tinyzero_sdk.cli.summary_report import PassAt, complain, parse_pass_at, show_faults, show_left_out, show_tables
-from tinyzero_sdk.cli.task_options import (
-    AllowUnsafe,
-    TaskName,
-    TaskOverrides,
-    TrustCode,
-    named_tasks,
-    one_task,
-    show_judge,
-)
+from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskOverrides, named_tasks, one_task, show_judge
 from tinyzero_sdk.console import percent, plural, print_json, stderr, stdout
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.plugins.registry import Plugin
@@ -134,7 +126,6 @@ def evaluate(
     extra_body: ExtraBody = None,
     max_completion_tokens: MaxCompletionTokens = None,
     allow_unsafe_scorers: AllowUnsafe = False,
-    trust_code: TrustCode = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Evaluate a model on held-out problems of a task.

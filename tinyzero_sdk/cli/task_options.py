@@ -1,6 +1,5 @@
 """Arguments shared by the commands on one task."""
 
-import os
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -11,7 +10,6 @@ import typer
 from tinyzero_sdk.console import stderr
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.tasks.local_packages import is_path
-from tinyzero_sdk.tasks.trust import TRUST_VARIABLE
 
 if TYPE_CHECKING:
     from tinyzero_sdk.tasks.task import Task
@@ -51,15 +49,6 @@ TaskOverrides = Annotated[
 AllowUnsafe = Annotated[
     bool,
     typer.Option("--allow-unsafe-scorers", help="Run a scorer that is marked as unsafe; see `tinyzero tasks NAME`."),
-]
-TrustCode = Annotated[
-    bool,
-    typer.Option(
-        "--trust-code",
-        envvar=TRUST_VARIABLE,
-        callback=lambda wanted: os.environ.update({TRUST_VARIABLE: "1"} if wanted else {}),
-        help="Run code that a configuration, recipe, run or model of others names.",
-    ),
 ]
 Workers = Annotated[
     int | None, typer.Option("--workers", min=1, metavar="N", help="Worker processes.", show_default="one per core")

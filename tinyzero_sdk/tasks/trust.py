@@ -5,7 +5,6 @@ of somebody else names, such as a configuration, a recipe, or the settings of a 
 """
 
 import hashlib
-import importlib.util
 import json
 import os
 import re
@@ -22,8 +21,8 @@ from tinyzero_sdk.console import stderr
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.tasks.local_packages import is_path
 
-TRUST_VARIABLE = "TINYZERO_TRUST_CODE"
-"""Set where whatever is named may run, as --trust-code sets it."""
+TRUST_OPTION, TRUST_VARIABLE = "--trust-code", "TINYZERO_TRUST_CODE"
+"""Given, or set, where whatever is named may run."""
 
 _FUNCTION = re.compile(r"(?P<place>.*\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*")
 _PERMISSIONS = ("allow_unsafe=", "address=")  # to score text by running it; to take orders from a cluster
@@ -53,7 +52,7 @@ def require_trust(file: Path, settings: Mapping[str, Any]) -> None:
         what = f"{file} names code that would run: {shown}{' …' if unknown[5:] else ''}"
         asks = sys.stdin is not None and sys.stdin.isatty() and stderr.is_terminal
         if not asks or not Confirm.ask(escape(f"{what}. Do you trust it?"), console=stderr, default=False):
-            raise SettingsError(f"{what}; read it, and if you trust it add --trust-code")
+            raise SettingsError(f"{what}; read it, and if you trust it add {TRUST_OPTION}")
     vouch(settings)
 
 
@@ -92,18 +91,9 @@ def _code(value: Any, key: str = "") -> Iterator[str]:
         for inner in value:
             yield from _code(inner, "task" if key == "tasks" else key)
     elif isinstance(value, str) and (function := _FUNCTION.fullmatch(value)) and not function["place"].endswith(".py"):
-        if _is_module(function["place"].partition(".")[0]):
-            yield value
+        yield value
     elif isinstance(value, str) and (function or value.endswith(".py") or (key == "task" and is_path(value))):
         place = os.path.expanduser(function["place"] if function else value)
         yield place if "\0" in place else os.path.realpath(place)
     elif f"{key}=" in _PERMISSIONS and value not in (None, False, "auto"):
         yield f"{key}={value}"
-
-
-def _is_module(name: str) -> bool:
-    """Whether a name, such as that before the colon of a `team:project`, can be imported; it is not."""
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ValueError:  # __main__
-        return True

@@ -136,9 +136,7 @@ def test_a_permission_is_one_of_the_same_settings(place):
     trust.require_trust(place, allowed)
     with pytest.raises(SettingsError, match="names code that would run: allow_unsafe=True of "):
         trust.require_trust(place, {**allowed, "run": {"steps": 4}})
-    trust.require_trust(
-        place, {"reward": {"allow_unsafe": False}, "ray": {"address": "auto"}, "log": {"project": "a:b"}}
-    )
+    trust.require_trust(place, {"reward": {"allow_unsafe": False}, "ray": {"address": "auto"}})
 
 
 def test_a_user_at_a_terminal_is_asked(place, monkeypatch):

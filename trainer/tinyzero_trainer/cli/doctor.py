@@ -31,7 +31,6 @@ def doctor(
     ] = Path("runs"),
     model: options.ModelOption = None,
     config: options.ConfigOption = None,
-    trust_code: options.TrustCode = False,
     gpus: options.GpusOption = None,
     address: options.AddressOption = None,
     json: Annotated[bool, typer.Option("--json", help="Print findings and facts as JSON.")] = False,

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from tinyzero_sdk.cli.task_options import TrustCode as TrustCode
 from tinyzero_sdk.cli.task_options import complete_task, named_tasks
 from tinyzero_sdk.console import stderr, stdout
 from tinyzero_sdk.errors import SettingsError

@@ -14,7 +14,6 @@ def plan(
     model: options.ModelOption = None,
     recipe: options.RecipeOption = None,
     config: options.ConfigOption = None,
-    trust_code: options.TrustCode = False,
     gpus: options.GpusOption = None,
     address: options.AddressOption = None,
     gpu: Annotated[

@@ -29,7 +29,6 @@ def replay(
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="Settings that --resume could change, such as run.device=cpu."),
     ] = None,
-    trust_code: options.TrustCode = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Take a step of a run again, alone, and show its losses and gradients, and what is not finite.

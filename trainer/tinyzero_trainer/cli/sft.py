@@ -38,7 +38,6 @@ def sft(
     address: options.AddressOption = None,
     resume: options.ResumeOption = False,
     allow_unsafe_scorers: AllowUnsafe = False,
-    trust_code: options.TrustCode = False,
 ) -> None:
     """Fine-tune a language model on examples of a task, or of a file.
 
@@ -58,7 +57,6 @@ def warm_start(
     output: options.OutputOption = None,
     config: options.ConfigOption = None,
     resume: options.ResumeOption = False,
-    trust_code: options.TrustCode = False,
 ) -> None:
     """Train a small new model on a task's own examples: `tinyzero sft` with settings that suit one."""
     from tinyzero_trainer.config.sft import warm_start

@@ -28,7 +28,6 @@ def train(
     address: options.AddressOption = None,
     resume: options.ResumeOption = False,
     allow_unsafe_scorers: AllowUnsafe = False,
-    trust_code: options.TrustCode = False,
 ) -> None:
     """Train a language model on a task by reinforcement learning.
 

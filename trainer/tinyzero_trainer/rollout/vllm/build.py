@@ -201,7 +201,10 @@ def environment(config: TrainConfig, language_model: LanguageModel, device: torc
     if find_spec("flashinfer") is None:
         wanted["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
     if device.type == "cpu":
-        wanted["VLLM_CPU_KVCACHE_SPACE"] = str(_cache_gib(config, language_model, device))
+        # Whole GiB for the KV cache, in float32: for all sequences at a time, but at most 4.
+        spec = spec_from_config(language_model.name, language_model.model.config.to_dict(), language_model.parameters)
+        tokens = sequences_at_a_time(config, device) * longest_sequence(config, language_model)
+        wanted["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, min(4, math.ceil(4 * tokens * spec.cache_numbers / GIB))))
         wanted["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # the trainer time-shares the cores with it
     variables: dict[str, str | None] = {name: value for name, value in wanted.items() if name not in os.environ}
     variables |= {
@@ -213,10 +216,3 @@ def environment(config: TrainConfig, language_model: LanguageModel, device: torc
         if allocator.expands(os.environ.get(name)):
             variables[name] = allocator.without_expansion(os.environ[name]) or None
     return variables
-
-
-def _cache_gib(config: TrainConfig, language_model: LanguageModel, device: torch.device) -> int:
-    """Whole GiB of host memory for the KV cache: for all sequences at a time, but at most 4."""
-    spec = spec_from_config(language_model.name, language_model.model.config.to_dict(), language_model.parameters)
-    tokens = sequences_at_a_time(config, device) * longest_sequence(config, language_model)
-    return max(1, min(4, math.ceil(4 * tokens * spec.cache_numbers / GIB)))  # in float32
