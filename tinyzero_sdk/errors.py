@@ -75,16 +75,21 @@ def did_you_mean(name: str, known: Iterable[str], *, most: int = 1, show: Callab
     return f"did you mean {' or '.join(map(show, near))}? " if near else ""
 
 
-def describe_error(error: BaseException) -> str:
-    """An exception of a plugin's code in one line: its type, its message, and the last line of the plugin before it."""
+def describe_error(error: BaseException, *, quote: bool = False) -> str:
+    """An exception of a plugin's code in one line: its type, its message, and the place of the last line of the plugin
+    before it; with `quote` also that line, which for a SyntaxError is the wrong one.
+    """
     try:
         text = redact(" ".join(str(error)[:_LONGEST].split()))
     except BaseException:  # an exception's message is plugin code too
         text = "(its message cannot be shown)"
-    files = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-    own = next((os.path.dirname(file) for file, _ in files if not _is_host(file)), None)
-    within = (place for place in reversed(files) if own and place[0].startswith(own + os.sep))
-    place = next((f" ({file}:{line})" for file, line in within if "site-packages" not in file[len(str(own)) :]), "")
+    lines = [(frame.filename, frame.lineno, frame.line) for frame in traceback.extract_tb(error.__traceback__)]
+    own = next((os.path.dirname(file) for file, *_ in lines if not _is_host(file)), None)
+    within = [line for line in lines if own and line[0].startswith(own + os.sep)]
+    lines = [line for line in within if "site-packages" not in line[0][len(str(own)) :]]
+    if isinstance(error, SyntaxError) and error.filename:
+        lines, text = [(error.filename, error.lineno, error.text)], error.msg
+    place = "".join(f" ({file}:{line})" + f": {code.strip()}" * bool(quote and code) for file, line, code in lines[-1:])
     return f"{type(error).__name__}: {text}{place}"
 
 

@@ -1,6 +1,7 @@
 """The app: its commands, signals and exit codes."""
 
 import os
+import resource
 import signal
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.plugins.registry import load_plugins
 from tinyzero_sdk.redaction import redact
 from tinyzero_sdk.tasks.trust import TRUST_OPTION, TRUST_VARIABLE
+from tinyzero_sdk.workers.process import count_cores
 
 ONLY_PRINT = {"tasks", "plugins", "sample", "compare", "report", "recipes", "runs", "replay", "plan", "doctor"}
 """Commands without effect if their output is lost; the others then go on to their own exit code, unless with --json."""
@@ -39,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     streams = redirect_stdout(output), redirect_stderr(LossyStream(sys.stderr, redact))
     with streams[0], streams[1], _signals_as_ctrl_c(), exit_on_error(), _home():
         try:
+            _require_threads(count_cores() if ONLY_PRINT.intersection(words[:1]) else 3 * count_cores() + 10)
             app = build_app()
             # Typer reads the signatures of all commands, which takes longer than many a command.
             if wanted := [command for command in app.registered_commands if command.name == next(iter(words), None)]:
@@ -50,6 +53,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 if "--json" in words or ONLY_PRINT.intersection(words[:1]):
                     raise output.lost
                 warn(f"the output could not be written: {output.lost.strerror}")
+
+
+def _require_threads(needed: int) -> None:
+    """Refuse to begin where fewer threads can be started than libraries and workers start, which then hang or crash."""
+    enough, threads = threading.Event(), list[threading.Thread]()
+    try:
+        while len(threads) < needed:
+            thread = threading.Thread(target=enough.wait)
+            thread.start()
+            threads.append(thread)
+    except RuntimeError:
+        limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+        raise TinyZeroError(
+            f"this user can start only {len(threads)} more processes or threads, and the command needs about {needed}; "
+            f"raise the limit, {f'`ulimit -u`, which is {limit}' if limit >= 0 else 'which may be that of a container'}"
+        ) from None
+    finally:
+        enough.set()
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from tinyzero_sdk.errors import (
     TaskNotFoundError,
     TinyZeroError,
     VersionMismatchError,
+    describe_error,
     did_you_mean,
 )
 from tinyzero_sdk.hookspecs import hookimpl
@@ -309,7 +310,7 @@ def _call_plugin(call: Callable[[], Any], doing: str) -> Any:
     except (KeyboardInterrupt, TinyZeroError):
         raise
     except BaseException as error:  # a module may raise anything, SystemExit included
-        raise BrokenTaskError(f"{doing}: {type(error).__name__}: {error}") from error
+        raise BrokenTaskError(f"{doing}: {describe_error(error, quote=True)}") from error
 
 
 def _load_version(

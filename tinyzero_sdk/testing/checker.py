@@ -1,11 +1,12 @@
 """Checking a task: `check_task` for all properties, `Checker` for one at a time."""
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tinyzero_sdk.errors import BrokenTaskError, SettingsError
+from tinyzero_sdk.errors import BrokenTaskError, ExhaustedError, SettingsError
 from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.testing.cases import Case, cases_path, read_cases
 from tinyzero_sdk.testing.gold import TestCompletion
@@ -73,6 +74,7 @@ class Checker(ClosesOnExit):
         self.task = task
         cases = known_cases(task) if cases is None else cases
         self._subject = TaskUnderTest(task, seed=seed, examples=examples, cases=cases)
+        self._causes: dict[str, str] = {}  # the check that told of each
 
     def close(self) -> None:
         self._subject.close()
@@ -89,7 +91,7 @@ class Checker(ClosesOnExit):
                 raise NotChecked("score is async, and its calls overlap")
             try:
                 return prop.examine(self._subject) if prop.examine else self._subject.search(prop)
-            except BrokenTaskError as error:
+            except (BrokenTaskError, ExhaustedError) as error:
                 return Failure(str(error), "a task whose hooks do what docs/reference/hooks.md says")
 
         return self._result(prop, look)
@@ -130,6 +132,10 @@ class Checker(ClosesOnExit):
         result = Result(prop, status, subject.tried, time.perf_counter() - started, waiver, failure)
         if failure is None:
             return result
+        if status == "failed" and (cause := _CAUSE.search(failure.got)):
+            first = self._causes.setdefault(cause["line"] or cause[0], prop.name)
+            if first != prop.name:
+                return replace(result, status="not checked", why=f"{first} fails for the same reason", failure=None)
         replay = replay_command(self.task, prop, failure, seed=subject.seed, examples=subject.examples)
         sample, case = failure.sample, None
         if sample is not None:
@@ -137,6 +143,10 @@ class Checker(ClosesOnExit):
             if right is not None:
                 case = Case(sample.completion, sample.ground_truth, right, f"fails {prop.name}")
         return replace(result, replay=replay, case=case)
+
+
+_CAUSE = re.compile(r"task '.+?': \w+ (?:returned|found)|raised .*(?P<line>\(\S+:\d+\))|has only 0 different")
+"""What failures of one cause have in common: the hook that returns what it must not, or the line that raises."""
 
 
 def check_waivers(task: Task) -> None:

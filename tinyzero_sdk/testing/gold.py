@@ -89,7 +89,7 @@ def find_gold(task: Task, item: Item) -> Gold | None:
 
 def cut_at_answer(task: Task, item: Item, completion: str) -> Gold | None:
     """The completion, cut at the answer that the task extracts from it; None if it does not contain that."""
-    answer = task.extract_answer(completion)
+    answer = task._call("extract_answer", completion, function=task.extract_answer)  # one line for what it raises
     before, inside, after = completion.rpartition(answer) if answer else ("", "", "")
     return Gold(item, before, inside, after) if inside else None
 

@@ -182,8 +182,24 @@ def test_unreadable_task_file(tmp_path, name, why):
         load_task(tmp_path / name)
 
 
-def test_broken_task_file_names_the_file(write_task):
-    path = write_task(extra="1 / 0")
-    with pytest.raises(BrokenTaskError, match=r"ZeroDivisionError.*fix the file") as caught:
-        load_task(path)
-    assert path in str(caught.value)
+IMPORTS = {
+    "x = {}\ny = x['a']\n": "KeyError: 'a' ({}:2): y = x['a']; fix the file",
+    "import no_such_module\n": "ModuleNotFoundError: No module named 'no_such_module' ({}:1): import no_such_module",
+    "def f(:\n    pass\n": "SyntaxError: invalid syntax ({}:1): def f(:; fix",
+    "if True:\n\tx = 1\n        y = 2\n": "TabError: inconsistent use of tabs and spaces in indentation ({}:3): y = 2;",
+    "import sys\nsys.exit(3)\n": "SystemExit: 3 ({}:2): sys.exit(3);",
+}
+
+
+@pytest.mark.parametrize("code", IMPORTS)
+@pytest.mark.parametrize(
+    "words", ["tasks FILE", "check FILE", "score none.jsonl --task FILE", "train FILE --model tiny"]
+)
+def test_what_fails_in_an_import_names_the_line_in_every_command(run, tmp_path, monkeypatch, code, words):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "mine.py"
+    path.write_text(code)
+    exit_code, out, err = run(*words.replace("FILE", str(path)).split())
+    assert (exit_code, out) == (2, "")
+    assert f"error: task 'mine' ({path}) cannot be imported: {IMPORTS[code].format(path)}" in err
+    assert err.count("\n") == 1

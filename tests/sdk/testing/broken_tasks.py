@@ -217,7 +217,6 @@ MORE_BREAKERS: dict[str, tuple[str, dict[str, str | None]]] = {
         )
         for header, read, condition in SURROUNDINGS
     },
-    "chance": ("deterministic", scores("if random.random() < 0.01: return 1.0")),
     "the answer before": ("deterministic", scores(ANSWER_BEFORE, "totals = [None]")),
     "the five thousandth call": (
         "deterministic",

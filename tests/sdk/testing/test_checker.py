@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sdk.testing.broken_tasks import BREAKERS
+from tests.sdk.testing.broken_tasks import BREAKERS, HOOK
 from tinyzero_sdk import load_task
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.tasks.registry import load_task_from_line
@@ -21,6 +21,15 @@ WAIVED = """
 def info():
     return TaskInfo(waivers={waivers})
 """
+
+
+ARGUMENTS = {"generate_dataset": "", "extract_answer": "completion", "score": "answer, ground_truth"}
+ARGUMENTS |= {"oracle": "answer, ground_truth", "is_valid": "ground_truth"}
+
+
+def returns(hook, value):
+    """A hook that returns an expression."""
+    return {hook: f"{HOOK}{hook}({ARGUMENTS.get(hook, 'item')}): return {value}"}
 
 
 @pytest.fixture(autouse=True)
@@ -108,6 +117,50 @@ def test_what_is_no_task_is_an_error_in_one_line(words, message):
         load_task_from_line(words)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+CAUSES = {
+    "same-seed-same-data": [
+        returns("generate_dataset", "[{'ground_truth': n} for n in range(9)]"),
+        returns("generate_dataset", "None"),
+        returns("generate_dataset", "[]"),
+        returns("generate_dataset", "1 / 0"),
+        returns("item_key", "1 / 0"),
+    ],
+    "prompts-complete": [returns("make_prompt", "1 / 0"), returns("make_prompt", "None"), returns("make_prompt", "''")],
+    "difficulty-defined": [returns("difficulty", "1 / 0"), returns("difficulty", "None")],
+    "every-item-solvable": [returns("solve", "1 / 0"), returns("solve", "3")],
+    "gold-scores-full": [
+        returns("solve", "str(item.ground_truth['total'])"),
+        *[returns("extract_answer", value) for value in ("1 / 0", "3", "None")],
+        *[returns("score", value) for value in ("1 / 0", "'right'", "float('nan')", "2.0", "None")],
+    ],
+    "correct-means-right": [returns("oracle", "1 / 0"), returns("grammar", "1 / 0"), returns("is_valid", "1 / 0")],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("prop", "hooks"), [(prop, hooks) for prop, tasks in CAUSES.items() for hooks in tasks])
+def test_one_cause_is_one_failure(write_sum, prop, hooks):
+    names = {
+        *CAUSES,
+        "other-seed-other-data",
+        "truth-survives-files",
+        "never-raises",
+        "score-is-valid",
+        "right-means-correct",
+    }
+    report = check_task(load_task(write_sum(**hooks)), properties=[*names], cases=[], examples=5)
+    assert [result.prop.name for result in report.failed] == [prop]
+    others = {result.why for result in report.results if "the same reason" in result.why}
+    assert others <= {f"{prop} fails for the same reason"}
+
+
+@pytest.mark.slow
+def test_the_pytest_plugin_tells_one_cause_once(write_sum, tmp_path):
+    path = write_sum(**CAUSES["same-seed-same-data"][0])
+    done = pytest_in(tmp_path, "--tinyzero-task", path, "-k", "seed or splits or never")
+    assert "1 failed, 4 skipped" in done.stdout, done.stdout
 
 
 @pytest.mark.slow

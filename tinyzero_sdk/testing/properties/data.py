@@ -27,6 +27,7 @@ _SPLITS: tuple[Split, ...] = ("train", "test")
 
 
 def _candidates(subject: TaskUnderTest, split: Split, size: int, seed: int, start: int = 0) -> list[str]:
+    assert subject.items  # raises if there are none
     return [show_item(item) for item in islice(subject.task.generate(split, size, seed=seed, start=start), size)]
 
 
