@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -156,11 +157,11 @@ def test_without_the_trainer_its_commands_say_what_to_install(run, monkeypatch, 
     assert err == f"error: 'tinyzero {command}' needs the trainer: pip install 'tinyzero-sdk[train]'\n"
 
 
-def run_in_process(*words, stdout=subprocess.PIPE, **variables):
+def run_in_process(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **variables):
     """The command line in a process of its own."""
     command = [sys.executable, "-c", CALL, *words]
     environment = os.environ | variables
-    return subprocess.run(command, env=environment, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
+    return subprocess.run(command, env=environment, stdout=stdout, stderr=stderr, text=True, check=False)
 
 
 @pytest.mark.slow
@@ -196,6 +197,65 @@ def test_a_reader_that_leaves_changes_nothing(arguments, fault_row):
     os.close(write)
     fault_row.check(ended.stderr, ended.returncode or None)
     assert ended.stderr == ""
+
+
+@pytest.mark.slow
+@pytest.mark.fault(
+    "full log",
+    "The output of a command that does more than print is lost",
+    made="its stdout, its stderr or both are /dev/full",
+    seen="warning: the output could not be written: No space left on device",
+    kept="everything, and its exit code; a command that only prints ends with an error",
+)
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_log_on_a_full_disk_changes_nothing(write_task, tmp_path, fault_row):
+    words = ["data", "--task", write_task(), "--size", "9", "--test-size", "0", "--format", "jsonl", "--output"]
+    with open("/dev/full", "w") as full:
+        ended = run_in_process(*words, str(tmp_path / "out"), stdout=full)
+        fault_row.check(ended.stderr, ended.returncode or None)
+        ended = run_in_process(*words, str(tmp_path / "other"), stdout=full, stderr=full)
+    assert ended.returncode == 0
+    assert (tmp_path / "out/train.jsonl").read_text() == (tmp_path / "other/train.jsonl").read_text() != ""
+
+
+FEW_THREADS = ["setpriv", "--reuid=65534", "--clear-groups", "--inh-caps=+dac_override", "--ambient-caps=+dac_override"]
+
+
+@pytest.mark.slow
+@pytest.mark.fault(
+    "threads",
+    "Hardly any process or thread may be started",
+    made="a user whose limit is `ulimit -u 3` starts a command",
+    seen="error: this user can start only … more processes or threads, and the command needs about …; raise the limit,"
+    " `ulimit -u`, which is 3",
+    kept="nothing has begun",
+    code=2,
+)
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="takes rights away by setpriv, as root")
+@pytest.mark.parametrize("words", ["data --size 9 --output out", "check", "train --model tiny"])
+def test_too_few_threads_are_one_line(write_task, fault_row, words):
+    words = ["bash", "-c", 'ulimit -u 3; exec "$@"', "few", sys.executable, "-c", CALL, *words.split(), write_task()]
+    ended = subprocess.run([*FEW_THREADS, *words], capture_output=True, text=True, check=False)
+    fault_row.check(ended.stderr, ended.returncode)
+    assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.fault(
+    "home",
+    "The user has no home directory, as in some containers",
+    made="HOME is not set, and the user ID has no entry",
+    seen="warning: this user has no home directory, so caches last as long as the command; set HOME to keep them",
+    kept="everything but caches",
+)
+def test_a_user_without_a_home_has_one_for_the_time_of_the_command(run, write_task, monkeypatch, fault_row):
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    at_home = (
+        "@hookimpl\ndef make_prompt():\n    from pathlib import Path\n    return str(Path('~/cache').expanduser())"
+    )
+    code, out, err = run("tasks", write_task(make_prompt=at_home))
+    fault_row.check(err.strip(), code or None)
+    assert re.search("tinyzero-home-.*/cache", out)
 
 
 @pytest.mark.slow

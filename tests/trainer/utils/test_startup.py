@@ -69,6 +69,22 @@ def test_settings_are_checked_before_torch_is_imported(tmp_path) -> None:
     assert done.stderr.endswith("loading PyTorch\nset()\n")
 
 
+@pytest.mark.slow
+@pytest.mark.fault(
+    "-OO",
+    "Python removes docstrings",
+    made="`python -OO` starts a training run",
+    seen="error: python -OO removes the docstrings that transformers needs; use -O, or PYTHONOPTIMIZE=1",
+    kept="nothing has begun",
+    code=2,
+)
+def test_without_docstrings_the_model_is_not_blamed(tmp_path, fault_row) -> None:
+    words = ["train", "--task", "multiply", "--model", "tiny", "--output", str(tmp_path / "run")]
+    command = [sys.executable, "-OO", "-c", "from tinyzero_sdk.cli import main; main()", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    fault_row.check(done.stderr, done.returncode)
+
+
 def test_compiled_kernels_are_kept_in_the_users_cache_unless_they_say_where(tmp_path, monkeypatch) -> None:
     variables = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
     for name in (*variables, "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR"):
