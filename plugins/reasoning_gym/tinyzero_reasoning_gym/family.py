@@ -15,7 +15,7 @@ from tinyzero_reasoning_gym.entries import known_answers, to_entry, to_ground_tr
 from tinyzero_reasoning_gym.guard import find_unread, holds_more
 from tinyzero_reasoning_gym.library import draw_entry, find_classes, make_dataset
 from tinyzero_reasoning_gym.scorers import why_unsafe
-from tinyzero_reasoning_gym.unsupported import FAILED_CHECKS, UNSOUND, UNSUPPORTED
+from tinyzero_reasoning_gym.unsupported import FAILED_CHECKS, UNSOUND, UNSUPPORTED, WAIVED_CHECKS
 from tinyzero_sdk import Item, Score, TaskInfo, hookimpl
 from tinyzero_sdk.errors import SettingsError, TaskNotFoundError
 from tinyzero_sdk.hookspecs import Message
@@ -64,6 +64,7 @@ class DatasetTask:
         return TaskInfo(
             description=(doc or self._dataset.replace("_", " ")) + finds,
             ability=self._class.__module__.split(".")[1],
+            waivers={check: why for check, (why, names) in WAIVED_CHECKS.items() if self._dataset in names},
             unsafe_scorer=self._unsafe,
         )
 
