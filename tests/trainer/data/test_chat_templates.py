@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from tinyzero_trainer.data.tokenization import encode_prompt, turn_text
+from tinyzero_trainer.data.tokenization import encode_prompt, end_token, turn_text
 from tinyzero_trainer.models.new_model import build_tokenizer
 from tinyzero_trainer.sft.examples import Encoder
 
 B = "{% if loop.first %}{{ bos_token }}{% endif %}"
 TEMPLATES = {  # a message, and what begins an answer
-    "ChatML": ("<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n", "<|im_start|>assistant\n"),
-    "Qwen3": (
+    "Qwen3": (  # without reasoning ChatML, as of Qwen2.5 and SmolLM2
         "<|im_start|>{{ m.role }}\n{% if m.reasoning_content is string and loop.last %}<think>\n"
         "{{ m.reasoning_content.strip('\n') }}\n</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n",
         "<|im_start|>assistant\n",
@@ -67,6 +66,18 @@ TALK = st.lists(st.tuples(TEXT, TEXT), max_size=2)
 def messages_of(earlier: list[tuple[str, str]], last: str) -> list[dict[str, str]]:
     turns = [(role, text) for pair in earlier for role, text in zip(("user", "assistant"), pair, strict=True)]
     return [{"role": role, "content": text} for role, text in (*turns, ("user", last))]
+
+
+@pytest.mark.parametrize(
+    ("template", "end"), [("Qwen3", "<|im_end|>"), ("Llama 3", "<|eot|>"), ("Gemma", "<end>"), ("Mistral", "</s>")]
+)
+def test_after_chat_messages_a_turn_ends_with_the_templates_own_token(template: str, end: str) -> None:
+    tokenizer = tokenizer_of.__wrapped__(template, "$A")
+    tokenizer.add_special_tokens({"additional_special_tokens": [end]})
+    turn, text = tokenizer.convert_tokens_to_ids(end), tokenizer.eos_token_id
+    assert [end_token(tokenizer, {turn, text}, chat=chat) for chat in (True, False)] == [turn, text]
+    assert end_token(tokenizer, {text}, chat=True) == text  # generation does not stop at the template's
+    assert end_token(tokenizer, {turn}, chat=False) == turn  # nor at the tokenizer's
 
 
 @pytest.mark.slow

@@ -1,5 +1,4 @@
 import json
-import pickle
 import re
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -52,13 +51,6 @@ def test_what_cannot_be_trained_is_named_before_weights_are_read(tmp_path: Path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl"}))
     with pytest.raises(TinyZeroError, match=r"'qwen2_5_vl' is multimodal, .*; give a text model"):
         load_model(str(tmp_path), CPU)
-
-
-def test_a_directory_that_holds_no_model_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_bytes(pickle.dumps("no JSON"))
-    with pytest.raises(ModelError, match="cannot load the model") as refused:
-        load_model(str(tmp_path), CPU)
-    assert "\n" not in str(refused.value)
 
 
 def add(model: LanguageModel, template: str = "", **words: Any) -> None:
