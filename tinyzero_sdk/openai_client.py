@@ -223,8 +223,6 @@ class OpenAIClient:
             text = f"{url} rejects the request ({error.status_code}: {message})"
         elif isinstance(error, openai.APIStatusError):
             text = f"{url} answered {error.status_code} {plural(tries, 'time')} ({message}); try again later"
-        elif isinstance(error, openai.APIError):
-            text = f"{url} gave no answer ({message})"
         else:
             return error
         return EndpointError(text)

@@ -20,7 +20,7 @@ from tinyzero_sdk.settings import refuse_secrets
 
 if TYPE_CHECKING:
     from tinyzero_sdk.evaluation.openai_endpoint import EndpointOptions
-    from tinyzero_sdk.evaluation.protocol import EvaluationPlan, EvaluationRequest, EvaluationResult, LocalModels
+    from tinyzero_sdk.evaluation.protocol import EvaluationPlan, EvaluationResult, LocalModels
     from tinyzero_sdk.progress import Progress
     from tinyzero_sdk.scoring.summary import Summary
 
@@ -160,7 +160,10 @@ def evaluate(
         allow_unsafe_scorers=allow_unsafe_scorers,
     )
     if endpoint is None:
-        plan = _plan_local(request, context)
+        models = _find_local_models(context.obj or ())
+        if models is None:
+            raise TinyZeroError("'tinyzero eval' needs the trainer: pip install 'tinyzero-sdk[train]'")
+        plan = models.plan(request)
     else:
         plan = plan_endpoint(request, _endpoint_options(endpoint, context))
     if output is None and endpoint is not None:
@@ -182,13 +185,6 @@ def _refuse_endpoint_options(context: typer.Context) -> None:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             raise SettingsError(f"--{name.replace('_', '-')} has no effect without --endpoint; leave it out")
-
-
-def _plan_local(request: "EvaluationRequest", context: typer.Context) -> "EvaluationPlan":
-    models = _find_local_models(context.obj or ())
-    if models is None:
-        raise TinyZeroError("'tinyzero eval' needs the trainer: pip install 'tinyzero-sdk[train]'")
-    return models.plan(request)
 
 
 def _endpoint_options(url: str, context: typer.Context) -> "EndpointOptions":

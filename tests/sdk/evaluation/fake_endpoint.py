@@ -31,7 +31,6 @@ class FakeEndpoint:
     url: str = ""
     key: str = ""  # expected, if it is not empty
     takes_n: bool = True  # whether it gives several completions at once; otherwise it gives one, whatever is asked
-    counts_tokens: bool = True  # whether it returns the usage
     delay: float = 0.0  # seconds before each answer
     intervene: Callable[[int, dict[str, Any]], Reply | None] = lambda number, request: None
     """Sees the number of the request (from 1) and its body; a reply that it returns replaces the usual one."""
@@ -68,9 +67,8 @@ class FakeEndpoint:
             reason = "length" if request["max_tokens"] < 5 else "stop"
             choices.append({"index": index, "finish_reason": reason, **content})
         usage = {"prompt_tokens": 1, "completion_tokens": 7 * count, "total_tokens": 7 * count + 1}
-        return {"id": "x", "object": "x", "created": 0, "model": request["model"], "choices": choices} | (
-            {"usage": usage} if self.counts_tokens else {}
-        )
+        whole = {"id": "x", "object": "x", "created": 0, "model": request["model"]}
+        return whole | {"choices": choices, "usage": usage}
 
 
 @contextmanager

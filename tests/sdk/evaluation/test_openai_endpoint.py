@@ -72,6 +72,7 @@ def test_an_evaluation_takes_what_servers_answer(case, server, sample, capsys):
     text = "" if "withheld" in expected else texts[0]
     found = [(row["completion"].removesuffix("\u2028"), row.get("reasoning_content"), row["finished"]) for row in rows]
     assert found == [(text, expected.get("thought"), expected.get("finished", True))] * 2
+    assert {row["token_count"] for row in rows} == {expected.get("tokens", 7)}
     warnings = re.findall("^warning: .*", capsys.readouterr().err, re.MULTILINE)
     assert [expected["warning"] in one for one in warnings] == [True] * ("warning" in expected)
     assert len(server.requests) == expected.get("requests", len(server.requests))
@@ -144,18 +145,6 @@ def test_any_answer_is_read_or_refused():
         deep = {"message": [deep], "error": deep}
     for body in (*mutations({"detail": [{"loc": ["n"], "msg": "no"}], "code": "x", "message": {"error": "y"}}), deep):
         assert isinstance(said(body), str)
-
-
-def test_an_answer_without_usage_or_text(server, sample):
-    server.counts_tokens = False
-    server.intervene = lambda number, request: (
-        (200, {"id": "x", "choices": [{"index": 0, "finish_reason": "stop", "message": {"content": None}}]})
-        if number == 1
-        else None
-    )
-    rows = sample(samples=1, concurrency=1)
-    assert next(row["completion"] for row in rows) == ""
-    assert {row["token_count"] for row in rows} == {None}
 
 
 @pytest.mark.slow
