@@ -79,7 +79,7 @@ class LossyStream:
     lost: OSError | None = None
     """Why something was lost."""
 
-    def __init__(self, stream: Any, edit: Callable[[str], str] = str) -> None:
+    def __init__(self, stream: Any, edit: Callable[[str], str] = lambda text: text) -> None:
         """`edit` is what becomes of each text, such as `redact`."""
         self._stream = stream
         self._edit = edit
