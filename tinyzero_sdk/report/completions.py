@@ -57,7 +57,6 @@ TEXTS = pa.schema(
 SEARCHED = ("prompt", "completion")
 CHOICES = ("reason", "task", "split", "decoding")
 RANGES = ("step", "difficulty", "score")
-_SEARCH_ROWS = 16_384  # read at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +77,7 @@ class CompletionFile:
             return hits | _contain(self.texts(range(len(self.index)), SEARCHED).columns, text)
         present = [name for name in SEARCHED if name in self.metadata.schema.to_arrow_schema().names]
         repeated, done = [name for name in present if name == "prompt"], 0  # all samples of a problem have one
-        batches = read_batches(self.path, present, metadata=self.metadata, most_rows=_SEARCH_ROWS, repeated=repeated)
+        batches = read_batches(self.path, present, metadata=self.metadata, repeated=repeated)
         try:
             for batch, _ in batches:
                 hits[done : done + len(batch)] |= _contain(batch.columns, text)

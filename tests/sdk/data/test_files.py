@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinyzero_sdk.data import arrow_files, files, parquet_pages
+from tinyzero_sdk.data import arrow_files, files
 from tinyzero_sdk.data.arrow import check_json_types, infer_schema, to_rows, to_table
 from tinyzero_sdk.data.files import JsonLinesWriter, ParquetWriter, parse_line, read_blocks, read_rows, replacing
 from tinyzero_sdk.errors import DataError
@@ -211,7 +211,7 @@ def test_a_row_of_parquet_too_large_for_memory_is_one_bad_row(tmp_path, monkeypa
 
 
 def test_what_takes_too_much_to_decode_is_refused_before(tmp_path, monkeypatch):
-    monkeypatch.setattr(parquet_pages, "MOST_DECODED", 1 << 16)
+    monkeypatch.setattr(arrow_files, "_MOST_AT_ONCE", 1 << 16)
     pq.write_table(pa.table({"a": ["x" * 2**17]}), tmp_path / "a.parquet", use_dictionary=False)
     with pytest.raises(DataError, match=r"it takes .* GB to decode a part of it; .* write it anew with smaller"):
         list(read_blocks(tmp_path / "a.parquet"))
