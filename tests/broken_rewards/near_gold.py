@@ -92,29 +92,33 @@ def modulo(answer, gold):
     return re.fullmatch("[0-9]{1,12}", answer) is not None and int(answer) % 97 == int(gold)
 
 
-def words(chance):
-    return " ".join(chance.choice(DIGITS) for _ in range(6))
-
-
-def some(chance, count, *, most=99):
-    return [str(chance.randint(1, most)) for _ in range(count)]
+def some(chance, count):
+    return [str(chance.randint(1, 99)) for _ in range(count)]
 
 
 HOLES = {
-    truncated: lambda chance: str(chance.randint(10, 999)),
-    prefix: lambda chance: str(chance.randint(10, 999)),
-    fuzzy: words,
-    superset: lambda chance: ", ".join(some(chance, 4)),
-    shorter: lambda chance: ", ".join(some(chance, 4)),
-    ends: lambda chance: "-".join(chance.sample(NAMES, 5)),
-    case: lambda chance: "".join(chance.choice("abcABC") for _ in range(8)),
-    digits: lambda chance: f"{chance.randint(10, 99)}.{chance.randint(10, 99)}",
-    percent: lambda chance: f"0.{chance.randint(101, 999)}",
-    first_number: lambda chance: "{} x 10^{}".format(*some(chance, 2)),
-    names: lambda chance: ", ".join(map(" ".join, zip(chance.sample(NAMES, 3), some(chance, 3), strict=True))),
-    modulo: lambda chance: str(chance.randint(0, 96)),
+    "numbers-count": {
+        truncated: lambda chance: str(chance.randint(10, 999)),
+        prefix: lambda chance: str(chance.randint(10, 999)),
+        digits: lambda chance: f"{chance.randint(10, 99)}.{chance.randint(10, 99)}",
+        percent: lambda chance: f"0.{chance.randint(101, 999)}",
+        first_number: lambda chance: "{} x 10^{}".format(*some(chance, 2)),
+    },
+    "parts-count": {
+        superset: lambda chance: ", ".join(some(chance, 4)),
+        shorter: lambda chance: ", ".join(some(chance, 4)),
+        ends: lambda chance: "-".join(chance.sample(NAMES, 5)),
+        names: lambda chance: ", ".join(map(" ".join, zip(chance.sample(NAMES, 3), some(chance, 3), strict=True))),
+    },
+    "letters-count": {
+        fuzzy: lambda chance: " ".join(chance.choice(DIGITS) for _ in range(6)),
+        case: lambda chance: "".join(chance.choice("abcABC") for _ in range(8)),
+    },
+    "": {modulo: lambda chance: str(chance.randint(0, 96))},
 }
-"""By what is broken, how gold is drawn; how a model might know it is of no concern here."""
+"""How gold is drawn, by the check that fails and by what is broken; the modulus is not in the texts."""
+
+NAMED = {reward.__name__: (reward, draw) for holes in HOLES.values() for reward, draw in holes.items()}
 
 
 @dataclass(frozen=True)
@@ -127,15 +131,11 @@ def options():
     return Options
 
 
-def named(hole):
-    return next((reward, draw) for reward, draw in HOLES.items() if reward.__name__ == hole)
-
-
 @hookimpl
 def generate_dataset(split, size, seed, start, options):
     for index in range(start, start + size):
         chance = Random(derive_seed("near gold", split, seed, index))
-        gold = named(options.hole)[1](chance)
+        gold = NAMED[options.hole][1](chance)
         yield Item(gold, {"number": chance.randrange(10**9)})
 
 
@@ -151,7 +151,7 @@ def extract_answer(completion):
 
 @hookimpl
 def score(answer, ground_truth, options):
-    right = named(options.hole)[0](answer, ground_truth)
+    right = NAMED[options.hole][0](answer, ground_truth)
     return Score(float(right), right, "ok" if right else "wrong")
 
 

@@ -120,9 +120,10 @@ def change_parts(answer: str, others: Sequence[str]) -> Neighbours:
         own = pieces[::2]
         for which, place in _places(len(own)):
             start, at = max(2 * place - 1, 0), 2 * place
-            yield f"the {which} {name} dropped", join(pieces[:start] + pieces[start + 2 :])
-            if not _is_set(answer, own) and re.search(r"\w", own[place]):
-                yield f"the {which} {name} doubled", join([*pieces[: at + 1], pieces[1], *pieces[at:]])
+            if re.search(r"\w", own[place]):  # else it may only separate others
+                yield f"the {which} {name} dropped", join(pieces[:start] + pieces[start + 2 :])
+                if not _is_set(answer, own):
+                    yield f"the {which} {name} doubled", join([*pieces[: at + 1], pieces[1], *pieces[at:]])
             strangers = [known[name][at] for known in strange if len(known.get(name, ())) > at]
             for other in [part for part in strangers if part not in own][:1]:
                 yield f"the {which} {name} replaced", join([*pieces[:at], other, *pieces[at + 1 :]])
@@ -130,7 +131,8 @@ def change_parts(answer: str, others: Sequence[str]) -> Neighbours:
                     f"another {name} after the {which}",
                     join([*pieces[: at + 1], pieces[1], other, *pieces[at + 1 :]]),
                 )
-        for place in [place for place in range(1, len(own)) if own[place] in own[:place]][:1]:
+        twice = [place for place in range(1, len(own)) if own[place] in own[:place] and re.search(r"\w", own[place])]
+        for place in twice[:1]:
             yield f"one of two equal {name}s dropped", join(pieces[: 2 * place - 1] + pieces[2 * place + 1 :])
         if own[0][-1].isdecimal() and own[1][0].isdecimal():
             yield f"the first two {name}s joined", join([own[0], *pieces[2:]])
