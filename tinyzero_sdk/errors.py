@@ -89,7 +89,8 @@ def describe_error(error: BaseException, *, quote: bool = False) -> str:
     lines = [line for line in within if "site-packages" not in line[0][len(str(own)) :]]
     if isinstance(error, SyntaxError) and error.filename:
         lines, text = [(error.filename, error.lineno, error.text)], error.msg
-    place = "".join(f" ({file}:{line})" + f": {code.strip()}" * bool(quote and code) for file, line, code in lines[-1:])
+    quoted = "".join(f": {code.strip()}" for *_, code in lines[-1:] if quote and code)
+    place = "".join(f" ({file}:{line})" for file, line, _ in lines[-1:]) + quoted
     return f"{type(error).__name__}: {text}{place}"
 
 
