@@ -49,7 +49,7 @@ class Sandbox(ClosesOnExit):
         """Seconds for one completion after which a child counts as hung."""
         self.kills = 0
         self._supervisor = Supervisor(task, {"PYTHONHASHSEED": str(hash_seed), **(environment or {})})
-        self._service = partial(serve, surroundings=Surroundings(moves_clock=moves_clock))
+        self._service = partial(serve, surroundings=Surroundings(), moves_clock=moves_clock)
         self._warm_up = list(warm_up)
         self._worker: Worker | None = None
 

@@ -18,6 +18,7 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from random import Random
 from typing import Any, Literal
 
 from tinyzero_sdk.data.rows import plain
@@ -115,6 +116,7 @@ _FORBIDDEN_FAMILIES = {
     "smtplib", "imaplib", "poplib", "webbrowser", "winreg", "msvcrt", "pathlib", "fcntl", "resource", "_thread",
 }  # fmt: skip
 _MOST_ACTIONS = 3
+_DECADES = 30 * 365 * 86400.0  # seconds
 
 
 class _AuditWatch:
@@ -191,11 +193,13 @@ def _peak_memory(*, reset: bool = False) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def serve(task: Task, connection: Connection, timer: SharedTimer, *, surroundings: Surroundings) -> None:
+def serve(
+    task: Task, connection: Connection, timer: SharedTimer, *, surroundings: Surroundings, moves_clock: bool
+) -> None:
     """What the child does (see `workers.process.Service`): receives (method, arguments …), sends what it returns."""
     if in_use := address_space():
         limit_memory(in_use + int(MEMORY_GIB * 2**30))
-    server = _SandboxServer(task, timer, surroundings)
+    server = _SandboxServer(task, timer, surroundings, moves_clock)
     try:
         while True:
             name, *arguments = connection.recv()
@@ -205,10 +209,11 @@ def serve(task: Task, connection: Connection, timer: SharedTimer, *, surrounding
 
 
 class _SandboxServer:
-    def __init__(self, task: Task, timer: SharedTimer, surroundings: Surroundings) -> None:
+    def __init__(self, task: Task, timer: SharedTimer, surroundings: Surroundings, moves_clock: bool) -> None:
         self._task = task
         self._timer = timer
         self._surroundings = surroundings
+        self._chance = Random(0) if moves_clock else None
         self._watch = _AuditWatch()
         self._recursion_limit = sys.getrecursionlimit()
         self.output = _Output()
@@ -238,11 +243,11 @@ class _SandboxServer:
         self._timer.start(2 * place)
         started = time.perf_counter()
         self._watch.on = True
+        self._surroundings.ahead = self._chance.uniform(0, _DECADES) if self._chance else 0.0
         try:
-            with self._surroundings.at_another_time():
-                result = self._score(sample.completion, truth)
+            result = self._score(sample.completion, truth)
         finally:
-            self._watch.on = False
+            self._watch.on, self._surroundings.ahead = False, 0.0
         seconds = time.perf_counter() - started
         self._timer.stop()
         memory = _peak_memory() - floor if measure_memory else 0

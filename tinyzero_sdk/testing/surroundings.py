@@ -12,10 +12,8 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime
-from random import Random
 from typing import Any, Self
 
 READS = "tinyzero.reads"
@@ -32,59 +30,48 @@ _READERS = {
 _HARMLESS = {"logging", "linecache", "_strptime"}
 """Modules whose reads change nothing that they return to a scorer."""
 
-_DECADES = 30 * 365 * 86400.0  # seconds
 _CLOCKS = ("time", "monotonic", "perf_counter", "process_time", "thread_time", "clock_gettime")
 
 
 class Surroundings:
     """Unpickling it puts it in place in a process that scores, which keeps it for good."""
 
-    def __init__(self, *, moves_clock: bool) -> None:
-        self._chance = Random(0) if moves_clock else None
-        self._ahead = 0.0  # seconds, of every clock
+    ahead = 0.0
+    """Seconds by which every clock is ahead."""
 
-    @contextmanager
-    def at_another_time(self) -> Iterator[None]:
-        """Let every clock stand at a moment of the coming decades in the block, if it moves clocks."""
-        self._ahead = self._chance.uniform(0, _DECADES) if self._chance else 0.0
-        try:
-            yield
-        finally:
-            self._ahead = 0.0
-
-    def __reduce__(self) -> tuple[Callable[[bool], Self], tuple[bool]]:
-        return type(self)._in_place, (self._chance is not None,)
+    def __reduce__(self) -> tuple[Callable[[], Self], tuple[()]]:
+        return type(self)._in_place, ()
 
     @classmethod
-    def _in_place(cls, moves_clock: bool) -> Self:
-        place = cls(moves_clock=moves_clock)
+    def _in_place(cls) -> Self:
+        place = cls()
         for module, names in _READERS.items():
             for name in filter(lambda name: hasattr(module, name), names):
                 setattr(module, name, _announced(getattr(module, name), f"{module.__name__}.{name}"))
         environment: Any = type(os.environ)
         environment.__getitem__ = _announced(environment.__getitem__, "os.environ")
-        place._replace_clocks()
-        return place
-
-    def _replace_clocks(self) -> None:
-        def moved(clock: Callable[..., Any], seconds: Callable[[], Any]) -> Callable[..., Any]:
-            return lambda *which: clock(*which) + seconds()
-
-        def given_now(function: Callable[..., Any]) -> Callable[..., Any]:
-            return lambda seconds=None: function(time.time() if seconds is None else seconds)
-
         for name in _CLOCKS:
-            setattr(time, name, moved(getattr(time, name), lambda: self._ahead))
-            setattr(time, f"{name}_ns", moved(getattr(time, f"{name}_ns"), lambda: int(self._ahead * 1e9)))
-        local, strftime, asctime = given_now(time.localtime), time.strftime, time.asctime
-        time.localtime, time.gmtime, time.ctime = local, given_now(time.gmtime), given_now(time.ctime)
-        time.strftime = lambda form, moment=None: strftime(form, moment or local())
-        time.asctime = lambda moment=None: asctime(moment or local())
+            setattr(time, name, _sum_of(getattr(time, name), lambda: place.ahead))
+            setattr(time, f"{name}_ns", _sum_of(getattr(time, f"{name}_ns"), lambda: int(place.ahead * 1e9)))
+        for name in ("localtime", "gmtime", "ctime"):
+            setattr(time, name, _of_now(getattr(time, name), time.time))
+        for name, arguments in (("strftime", 2), ("asctime", 1)):
+            setattr(time, name, _of_now(getattr(time, name), time.localtime, arguments))
         # A subclass would not do: what was imported before, and C code, make values of the class itself.
         attributes = gc.get_referents(datetime.__dict__)[0]
         attributes["now"] = classmethod(lambda cls, tz=None: cls.fromtimestamp(time.time(), tz))
         attributes["utcnow"] = classmethod(lambda cls: cls.fromtimestamp(time.time(), UTC).replace(tzinfo=None))
         ctypes.pythonapi.PyType_Modified(ctypes.py_object(datetime))
+        return place
+
+
+def _sum_of(clock: Callable[..., Any], seconds: Callable[[], Any]) -> Callable[..., Any]:
+    return lambda *which: clock(*which) + seconds()
+
+
+def _of_now(function: Callable[..., Any], now: Callable[[], Any], arguments: int = 1) -> Callable[..., Any]:
+    """The function with the present time as its last argument, if that is not given."""
+    return lambda *given: function(*given) if len(given) == arguments else function(*given, now())
 
 
 def _announced(function: Callable[..., Any], name: str) -> Callable[..., Any]:

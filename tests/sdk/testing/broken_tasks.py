@@ -218,10 +218,6 @@ MORE_BREAKERS: dict[str, tuple[str, dict[str, str | None]]] = {
         for header, read, condition in SURROUNDINGS
     },
     "the answer before": ("deterministic", scores(ANSWER_BEFORE, "totals = [None]")),
-    "the five thousandth call": (
-        "deterministic",
-        scores("calls.append(1)\n    if len(calls) > 5000: return 1.0", "calls = []"),
-    ),
     "part of the right answer": (
         "no-skeleton-key",
         rewards("""float(bool(answer) and answer in f"the answer is {ground_truth['total']}")""", oracle=None),

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +11,7 @@ from random import Random
 
 from tinyzero_sdk.testing import completions, sampling
 from tinyzero_sdk.testing.gold import TestCompletion
+from tinyzero_sdk.testing.neighbours import change_numbers
 from tinyzero_sdk.testing.property import Failure, Property
 from tinyzero_sdk.testing.sandbox import TIMEOUT, Sandbox
 from tinyzero_sdk.testing.sandbox_child import Outcome, short
@@ -90,18 +90,6 @@ _LEAK_LIMIT = 8 * 2**20
 
 def _leak(subject: TaskUnderTest) -> Failure | None:
     """Whether the scorer's process grows over a thousand equal calls, in the second half as in the first."""
-    sizes = _sizes_between_calls(subject)
-    if sizes is None:
-        return None
-    first, second = sizes[1] - sizes[0], sizes[2] - sizes[1]
-    if min(first, second) <= _LEAK_LIMIT:
-        return None
-    got = f"{_LEAK_CALLS} equal calls left {first >> 20:,} MiB behind, and {_LEAK_CALLS} more {second >> 20:,} MiB"
-    return Failure(got, "no memory kept for each call")
-
-
-def _sizes_between_calls(subject: TaskUnderTest) -> list[int] | None:
-    """Bytes of memory of the scorer's process after each third of the calls; None if it fails, or is not on Linux."""
     gold = subject.presentations[0]
     sizes = []
     for _ in range(3):
@@ -111,10 +99,14 @@ def _sizes_between_calls(subject: TaskUnderTest) -> list[int] | None:
             return None  # other properties report it
         try:
             pages = Path(f"/proc/{subject.sandbox.pid}/statm").read_bytes().split()[1]
-        except OSError:
+        except OSError:  # not on Linux
             return None
         sizes.append(int(pages) * os.sysconf("SC_PAGESIZE"))
-    return sizes
+    first, second = sizes[1] - sizes[0], sizes[2] - sizes[1]
+    if min(first, second) <= _LEAK_LIMIT:
+        return None
+    got = f"{_LEAK_CALLS} equal calls left {first >> 20:,} MiB behind, and {_LEAK_CALLS} more {second >> 20:,} MiB"
+    return Failure(got, "no memory kept for each call")
 
 
 BOUNDED_MEMORY: Property = Property(
@@ -220,16 +212,14 @@ _MANY_SECONDS = 3.0
 
 
 def _varies(subject: TaskUnderTest) -> Failure | None:
-    """Whether a score depends on what was scored before, on the process or on the time: gold, what is close to it, and
-    the answers of other items, over and over in other orders, in two processes."""
+    """Whether a score depends on what was scored before, on the process or on the time: gold, the answers of other
+    items and what is close to gold, over and over in other orders, in two processes."""
     golds, choose = subject.presentations, Random(subject.seed).randrange
     samples = [gold.sample(gold.completion) for gold in golds]
-    # Each gold is followed by the next item with the same answer: what is remembered of one item is paid in the next.
-    others = [other.sample(other.with_answer(gold.answer)) for gold, other in itertools.pairwise(golds)]
-    samples = [sample for pair in itertools.zip_longest(samples, others) for sample in pair if sample is not None]
+    samples += [other.sample(other.with_answer(gold.answer)) for gold, other in itertools.pairwise(golds)]
     for gold in golds if not subject.task.is_async else ():  # whose calls may cost money
-        near = [_LAST_NUMBER.sub(lambda number: str(int(number[0]) + 1), gold.answer)]
-        near += [completions.one_edit(gold.answer, choose) for _ in range(2)]
+        near = [answer for _, answer in itertools.islice(change_numbers(gold.answer, ()), 2)]
+        near.append(completions.one_edit(gold.answer, choose))
         samples += [gold.sample(gold.with_answer(answer)) for answer in near]
     first = {sample.key: outcome for sample, outcome in zip(samples, subject.sandbox.observe(samples), strict=True)}
     until = time.monotonic() + _MANY_SECONDS
@@ -238,9 +228,10 @@ def _varies(subject: TaskUnderTest) -> Failure | None:
         shuffled, calls = Random(most).sample, 0
         while calls < most and time.monotonic() < until:
             batch = shuffled(samples, len(samples))
+            calls += len(batch)
+            subject.tried += len(batch)
             for sample, new in zip(batch, sandbox.observe(batch, most_kills=1), strict=False):
-                old, calls = first[sample.key], calls + 1
-                subject.tried += 1
+                old = first[sample.key]
                 if old.exit_status or new.exit_status:
                     return None  # other properties report it
                 if old.score != new.score:
@@ -252,9 +243,6 @@ def _varies(subject: TaskUnderTest) -> Failure | None:
         ways = (f"after up to {_MANY_CALLS:,} calls", "in another process at another time")
         sandboxes, most = (subject.sandbox, subject.other_sandbox), (_MANY_CALLS, _MANY_CALLS // 2)
         return next(filter(None, threads.map(call_often, sandboxes, most, ways)), None)
-
-
-_LAST_NUMBER = re.compile(r"[0-9]{1,15}(?=[^0-9]*$)")
 
 
 DETERMINISTIC: Property = _of_any_text(
