@@ -25,6 +25,7 @@ _AFTER = re.compile(
 )
 _INNER_STOP = re.compile(r"([^\W\d_]*)\.(?=.*[^\W\d_])", re.DOTALL)
 _POWER = re.compile(rf"(?<![^\W\d_])({'|'.join(words.POWERED)})\s*(?:\^\s*[23]|[²³])(?!\s*[\d²³^!])")
+_PAIRED = re.compile("[()\\[\\]\"'“”‘’]")
 _QUOTES = str.maketrans("“”‘’", "\"\"''")
 _UNIT = re.compile(r"\s*([A-Za-z]+)")
 _NEGATION = re.compile(rf"(?:^|(?<=[^A-Za-z]))(?:{'|'.join(sorted(words.NEGATIVE))})\s+$", re.IGNORECASE)
@@ -70,7 +71,7 @@ def factor(before: str, after: str, *, sign: str, money: bool) -> int | None:
     """
     if before.rstrip().endswith("(") and after.lstrip().startswith(")") and not sign:
         return None  # (42) is minus 42 to an accountant
-    if not _is_paired(before, after):
+    if _PAIRED.search(before + after) and not _is_paired(before, after):
         return None
     result = -1 if sign in ("-", "−") else 1
     if before:
@@ -130,8 +131,8 @@ def _asks(phrase: Sequence[str]) -> bool:
         phrase = phrase[2:] or ["total"]
     subject = next((word for word in phrase if word not in words.OPENING), "")
     return subject in words.ASKING or any(
-        (verb in words.ASKING | {"need"} and word in words.PRONOUNS)
-        or (verb in words.MODALS and word not in words.VERBS | words.OPENING)
+        ((verb in words.ASKING or verb == "need") and word in words.PRONOUNS)
+        or (verb in words.MODALS and word not in words.VERBS and word not in words.OPENING)
         for verb, word in pairwise([*phrase, ""])
     )
 
@@ -171,7 +172,8 @@ def _leads(phrase: Sequence[str], *, signed: bool, money: bool) -> bool:
 
 def _holds(after: str, *, money: bool) -> bool:
     """Whether the text behind a number holds a unit at most, and where or when it counts."""
-    after = _POWER.sub(r"\1", after)
+    if "^" in after or not after.isascii():
+        after = _POWER.sub(r"\1", after)
     read = _AFTER.fullmatch(after)
     if read is None or (money and read["sign"]):
         return False
