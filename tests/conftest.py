@@ -13,6 +13,7 @@ from hypothesis import Phase, settings
 from tests import in_process_scoring
 from tests.faults import Fault, Faults
 from tinyzero_sdk.scoring import pool
+from tinyzero_sdk.tasks.trust import vouch
 
 # No deadlines, because the machine may be busy. Every run draws other examples, so each may have few; `make nightly`
 # uses the second profile; `make mutants` the third, which shrinks nothing.
@@ -49,6 +50,7 @@ def _state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What tests trust is trusted by them alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        vouch({"tasks": [*map(str, Path(__file__).parent.rglob("*_task.py"))]})
         yield
 
 
