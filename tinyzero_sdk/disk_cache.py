@@ -10,7 +10,6 @@ import json
 import os
 import sqlite3
 from functools import cached_property
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +39,6 @@ def content_key(content: Json) -> str:
 def _plain(value: Any) -> Json:
     """What JSON does not know: numpy's as its Python value, in full, and others with their type."""
     return value.tolist() if hasattr(value, "tolist") else [type(value).__name__, str(value)]
-
-
-def _float(value: Any) -> float:
-    if not isinstance(value, Real):  # as numpy's numbers are
-        raise TypeError(f"{value!r} is no number")
-    return float(value)
 
 
 class DiskCache:
@@ -83,7 +76,7 @@ class DiskCache:
         return None if row is None else json.loads(row[0])
 
     def put(self, key: str, value: Json) -> None:
-        text = json.dumps(value, default=_float)
+        text = json.dumps(value, default=float)  # as numpy's numbers need
         self._connection.execute("INSERT OR REPLACE INTO entries VALUES (?, ?)", (key, text))
 
     def spend(self, name: str, *, calls: int = 0, tokens: int = 0) -> tuple[int, int]:

@@ -140,20 +140,15 @@ class Judge:
         """
         if not answer.strip() or len(answer) > self._most_characters:
             return Score.of_parts({}, correct=False, reason="malformed")
-        parts = await self.grade(question=question, answer=answer, reference=reference)
+        blocks = {"question": _defused(question), "reference": _defused(reference), "answer": _defused(answer)}
+        key = content_key([self.identity, blocks])
+        parts: dict[str, float] | None = self._cache.get(key)
+        if parts is None:
+            parts = self._parse(await self._ask(self._messages(blocks)))
+            self._cache.put(key, parts)
         low, high = self.rubric[self.decisive].range
         correct = parts[self.decisive] >= low + self._pass_mark * (high - low)
         return Score.of_parts(parts, correct=correct, reason="ok" if correct else "wrong")
-
-    async def grade(self, *, question: str, answer: str, reference: str = "") -> dict[str, float]:
-        """The grade for each criterion; raises as `score`."""
-        blocks = {"question": _defused(question), "reference": _defused(reference), "answer": _defused(answer)}
-        key = content_key([self.identity, blocks])
-        grades: dict[str, float] | None = self._cache.get(key)
-        if grades is None:
-            grades = self._parse(await self._ask(self._messages(blocks)))
-            self._cache.put(key, grades)
-        return grades
 
     async def aclose(self) -> None:
         """Close the connections of this event loop; the next call opens others."""

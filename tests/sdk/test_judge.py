@@ -164,14 +164,12 @@ def test_what_the_server_refuses_is_final_and_what_may_pass_is_not(server, monke
         ({"words": RewardPart()}, {}, "expected RewardPart"),
         ({"explanation": RewardPart(description="x")}, {}, "none named explanation"),
         (RUBRIC, {"decisive": "wit"}, "expected one of words, style"),
+        *(
+            (RUBRIC, {"pass_mark": mark}, r"pass_mark=.*a fraction of the range")
+            for mark in (0.0, -1.0, 50, float("nan"))
+        ),
     ],
 )
 def test_a_rubric_that_cannot_be(rubric, options, message):
     with pytest.raises(TinyZeroError, match=message):
         Judge(rubric, **options)
-
-
-@pytest.mark.parametrize("pass_mark", [0.0, -1.0, 50, float("nan")])
-def test_a_pass_mark_is_a_fraction(pass_mark):
-    with pytest.raises(TinyZeroError, match=r"pass_mark=.*a fraction of the range"):
-        Judge(RUBRIC, pass_mark=pass_mark)
