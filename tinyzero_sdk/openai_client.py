@@ -29,7 +29,7 @@ CUT_OFF = {"length", "max_tokens", "max_output_tokens", "model_length", "model_c
 _FILTERED = re.compile(r"content_?filter|content_?policy|data_inspection|^(?:safety|refusal)$", re.IGNORECASE)
 """What a content filter says: of OpenAI, Azure, LiteLLM, Alibaba; and as a `finish_reason` of Gemini and Anthropic."""
 
-_OPTIONAL = ("top_p", "temperature", "seed", "stream_options", "response_format")
+_OPTIONAL = ("top_p", "temperature", "seed", "response_format")
 """What a request can do without, in the order in which it is left out."""
 
 _NOT_TAKEN = re.compile(r"support|deprecated|permitted|forbidden|recogni[sz]ed|unknown|unexpected|only|both")
@@ -176,19 +176,18 @@ class OpenAIClient:
         if count > 1 and self.takes_several:
             sent["n"] = count
         if self._streams:  # as a further parameter: the package reads it whole, as it reads other answers
-            usage = {} if "stream_options" in self._left_out else {"stream_options": {"include_usage": True}}
-            sent["extra_body"] = {**sent.get("extra_body", {}), "stream": True, **usage}
+            streamed = {"stream": True, "stream_options": {"include_usage": True}}
+            sent["extra_body"] = streamed | sent.get("extra_body", {})
         return sent
 
     def _adapt(self, refusal: str, sent: Mapping[str, Any]) -> None:
         """Change the form of requests, where the refusal of one says how."""
-        named = [name for name in _OPTIONAL if name in refusal and (name in sent or name in sent.get("extra_body", {}))]
+        named = [name for name in _OPTIONAL if name in refusal and name in sent]
         if "max_completion_tokens" in refusal and "max_tokens" in sent:
             self._limit_name = "max_completion_tokens"
         elif named and _NOT_TAKEN.search(refusal.lower()):
             self._left_out.add(named[0])
-            if named[0] != "stream_options":
-                self._warn_once(named[0], f"does not take {named[0]}, which is left out ({refusal})")
+            self._warn_once(named[0], f"does not take {named[0]}, which is left out ({refusal})")
         elif not self._streams and re.search(r"\bstream(?:ing)?\b", refusal.lower()):
             self._streams = True
         elif "n" in sent:
