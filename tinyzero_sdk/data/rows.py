@@ -256,10 +256,5 @@ def plain(value: Any) -> Json:
 
 
 def number(value: Decimal) -> int | float:
-    """A decimal as JSON has numbers.
-
-    Example:
-        >>> number(Decimal("15.00")), number(Decimal("0.10"))
-        (15, 0.1)
-    """
+    """A decimal as JSON has numbers."""
     return int(value) if value == value.to_integral_value() else float(value)

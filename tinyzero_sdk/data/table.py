@@ -5,6 +5,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tinyzero_sdk.data.arrow import Row, is_text, to_array, to_floats, to_list, to_rows, to_table, to_typed
-from tinyzero_sdk.data.rows import read_object, renamed
+from tinyzero_sdk.data.rows import check_columns, read_object, renamed
 from tinyzero_sdk.records import Json
 
 ALIASES: Mapping[str, tuple[str, ...]] = {
@@ -170,18 +171,10 @@ class Block:
             data = [{key: row[key] for key in row if key != name} if name in row else row for row in self.data]
         return Block(self.numbers, data, self.bad, self.progress)
 
-    def renamed(self, names: Mapping[str, str]) -> "Block":
-        """The rows with other names of columns; columns that had the new names are left out."""
-        stale = {*names.values()}
-        if isinstance(self.data, pa.Table):
-            kept = [name for name in self.data.column_names if name not in stale]
-            data = self.data.select(kept).rename_columns([names.get(name, name) for name in kept])
-        else:
-            data = [{names.get(name, name): row[name] for name in row if name not in stale} for row in self.data]
-        return Block(self.numbers, data, self.bad, self.progress)
-
-    def mapped(self, columns: Mapping[str, str]) -> "Block":
-        """The rows with further names of their columns or fields: theirs by ours."""
+    def mapped(self, columns: Mapping[str, str], path: Path) -> "Block":
+        """The rows of a file with further names of its columns or their fields: theirs by ours; not missing ones."""
+        if len(self):
+            check_columns(columns, self.names, path)
         if isinstance(self.data, pa.Table):
             data = self.data.select([name for name in self.data.column_names if name not in columns])
             for ours, theirs in columns.items():

@@ -129,7 +129,8 @@ def rescore_file(
 
     def compare(batch: OutputBatch, scores: ScoreColumns) -> Block:
         _compare(source, batch, scores, report)
-        return batch.block.renamed({name: f"old_{name}" for name in (*RESULT_COLUMNS, PARTS)})
+        old = {f"old_{name}": name for name in (*RESULT_COLUMNS, PARTS) if name in batch.block.names}
+        return batch.block.mapped(old, source)
 
     run_scoring(task, find_reader(None, source), source, output, check, options, report.scored, compare)
     return report

@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from tinyzero_sdk.data.arrow import check_json_types, infer_schema
 from tinyzero_sdk.data.files import JsonLinesWriter, ParquetWriter, check_ending, ending_of, replacing
-from tinyzero_sdk.data.rows import check_columns
 from tinyzero_sdk.data.table import BadRow, Block
 from tinyzero_sdk.errors import DataError, SettingsError, TinyZeroError
 from tinyzero_sdk.records import ScoreColumns
@@ -144,7 +143,7 @@ def score_file(
     if options.columns:
         if reader is not OWN:
             raise SettingsError(f"columns are mapped in our own format, and {format} has its own; leave them out")
-        reader = replace(OWN, read=lambda path: _mapped(path, options.columns))
+        reader = replace(OWN, read=lambda path: (block.mapped(options.columns, path) for block in OWN.read(path)))
     run_scoring(task, reader, source, output, check, options, report)
     return report
 
@@ -199,15 +198,6 @@ def run_scoring(
             raise DataError(f"{source} has no rows; there is nothing to score")
     report.first_error, report.summary = pool.first_error, builder.result()
     report.seconds = time.perf_counter() - started
-
-
-def _mapped(path: Path, columns: Mapping[str, str]) -> Iterator[Block]:
-    is_first = True
-    for block in OWN.read(path):
-        if is_first and len(block):
-            check_columns(columns, block.names, path)
-            is_first = False
-        yield block.mapped(columns)
 
 
 def check_output(source: Path, output: Path, *, overwrite: bool = True) -> None:

@@ -122,8 +122,6 @@ def test_rows_go_to_the_task_that_they_name(tmp_path):
     [
         ({"prompt": None}, None),  # the task makes it
         ({"prompt": None, "data_source": ["x"], "reward_model": 5, "extra_info": 7, "nums": 3}, "no ground truth"),
-        ({"prompt": []}, "expected text, or messages with role and content"),
-        ({"prompt": [{"role": "user"}]}, "expected text, or messages with role and content"),
         ({"reward_model": None, "nums": None}, "no ground truth; expected it in the column"),
         ({"reward_model": {"ground_truth": {"target": 5}}}, "has no such ground truth: {'target': 5}"),
         ({"reward_model": {"ground_truth": {"target": 5, "numbers": [True]}}}, "has no such ground truth"),

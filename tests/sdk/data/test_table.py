@@ -1,5 +1,7 @@
 """Columns of a block: the same of JSON objects and of typed columns."""
 
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -43,7 +45,8 @@ def test_a_flag_that_is_missing_or_no_flag_is_unknown(block):
 def test_rows_are_moved_renamed_and_given_columns(block):
     block.drop({1: "bad"})
     assert ([row.number for row in block.bad], block.numbers) == ([2], [1, 3])
-    changed = block.renamed({"finished": "done"}).with_columns({"by": ("me", pa.string()), "n": ([1, 2], pa.int64())})
+    changed = block.mapped({"done": "finished"}, Path("f"))
+    changed = changed.without("finished").with_columns({"by": ("me", pa.string()), "n": ([1, 2], pa.int64())})
     assert [(row["done"], row["by"], row["n"]) for row in changed.rows()] == [(True, "me", 1), (False, "me", 2)]
     assert "finished" not in changed.names
     first, second = changed.split(1)
