@@ -217,6 +217,9 @@ def read_messages(value: Json) -> list[Message]:
             raise DataError(
                 f"got {value[:60]!r}, messages as Python writes them; write a list, or one as JSON text"
             ) from None
+    for message in value if isinstance(value, list) else ():
+        if isinstance(message, Mapping) and (message.get("tool_calls") or message.get("function_call")):
+            raise DataError("a message calls a tool, which is learned as text only; write the call into its content")
     if not isinstance(value, list) or not value or not all(map(_is_message, value)):
         raise DataError(f"got {value!r:.80}, expected text, or messages with role and content")
     for message in value:

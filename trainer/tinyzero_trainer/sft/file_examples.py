@@ -228,14 +228,14 @@ class ExampleFile:
             if row.get("tools") and (messages or completion):
                 raise DataError("it offers tools, of which no chat template is told here; remove the row")
             if messages is not None:
-                return _spoken(_messages(messages), 1)
+                return _spoken(read_messages(messages), 1)
             if prompt is not None and completion is not None:
                 before = read_prompt(prompt)
                 if isinstance(completion, str):
                     if not completion:
                         raise DataError("the completion is empty")
                     return [Example(before, completion)]
-                after = _messages(completion)
+                after = read_messages(completion)
                 if not isinstance(before, str):
                     return _spoken([*before, *after], len(before))
                 if len(after) > 1:
@@ -360,13 +360,6 @@ def _problem(row: Row) -> Item:
     if {"problem", "decoding"} <= row.keys():  # a run's, which keeps the problem's columns in one
         return Item(ground_truth_of(row), row.get("data") or {})
     return row_to_item({name: value for name, value in row.items() if name not in NOT_OF_PROBLEM})
-
-
-def _messages(value: Any) -> list[Message]:
-    for message in value if isinstance(value, list) else ():
-        if isinstance(message, Mapping) and (message.get("tool_calls") or message.get("function_call")):
-            raise DataError("a message calls a tool, which is learned as text only; write the call into its content")
-    return read_messages(value)
 
 
 def _spoken(turns: list[Message], first: int) -> list[Example]:
