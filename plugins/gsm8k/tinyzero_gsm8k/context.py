@@ -27,6 +27,7 @@ _INNER_STOP = re.compile(r"([^\W\d_]*)\.(?=.*[^\W\d_])", re.DOTALL)
 _POWER = re.compile(rf"(?<![^\W\d_])({'|'.join(words.POWERED)})\s*(?:\^\s*[23]|[²³])(?!\s*[\d²³^!])")
 _PAIRED = re.compile("[()\\[\\]\"'“”‘’]")
 _QUOTES = str.maketrans("“”‘’", "\"\"''")
+_CLAUSE_END = re.compile("[:;=—]")
 _UNIT = re.compile(r"\s*([A-Za-z]+)")
 _NEGATION = re.compile(rf"(?:^|(?<=[^A-Za-z]))(?:{'|'.join(sorted(words.NEGATIVE))})\s+$", re.IGNORECASE)
 _ENDING = re.compile(rf" (?:{'|'.join(words.ENDINGS)})$")
@@ -115,7 +116,7 @@ def _states(before: str, *, signed: bool, money: bool) -> bool:
         return True
     if before.lstrip()[:1] in ":=" or len(phrase) > _MOST_WORDS:
         return False
-    if any(_asks(_WORD.findall(clause)) for clause in re.split("[:;=—]", before.lower())):
+    if any(_asks(_WORD.findall(clause)) for clause in _CLAUSE_END.split(before.lower())):
         return False
     end = before.rstrip("([\"'“‘ \t\r\n")[-1:]
     if not all(_may_say(phrase, index) for index in range(len(phrase))):

@@ -32,11 +32,12 @@ _UNIT_FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*([A-Za-z. ]*[A-Za-z])\s*\}\s*\{
 _SPACES = re.compile(" {2,}")
 _DEPTH = 4
 
+_EN_DASH = re.compile(r"\A\s*–(?=[0-9])")  # as word processors write a minus
 _THIN_SPACE = re.compile("(?<=[0-9])[~\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))")
 # Pairs alone, around words and numbers as a whole: a star inside is a product, a backtick inside cuts a number in two.
 _EMPHASIS = tuple(
-    re.compile(rf"(?<![^\s(\[{{$\"'“*]){marks}(?![^\s.,;:!%)\]}}$\"'”*\\\\])")
-    for marks in (r"(`{1,3})\s*([^`]+?)\s*\1", r"(?<!\*)(\*{1,3})(?![\s*])([^*]+)(?<!\s)\1(?!\*)")
+    (mark, re.compile(rf"(?<![^\s(\[{{$\"'“*]){pair}(?![^\s.,;:!%)\]}}$\"'”*\\])"))
+    for mark, pair in (("`", r"(`{1,3})\s*([^`]+?)\s*\1"), ("*", r"(?<!\*)(\*{1,3})(?![\s*])([^*]+)(?<!\s)\1(?!\*)"))
 )
 
 
@@ -51,8 +52,8 @@ def undress(text: str) -> str:
         text = text[2:-2].strip()
     if text.startswith("{") and text.endswith("}") and text.count("{") == text.count("}") == 1:
         text = text[1:-1].strip()
-    if "`" in text or "*" in text:
-        for pair in _EMPHASIS:
+    for mark, pair in _EMPHASIS:
+        if mark in text:
             text = pair.sub(r"\2", text)
     if text.count("$") > 1:
         text = _MATH.sub(r" \2 ", text)  # "$1.5$ million": the second dollar shows that the first is none
@@ -69,5 +70,4 @@ def undress(text: str) -> str:
             if not count + fractions:
                 break
             text = _SPACES.sub(" ", text)
-    first = text.lstrip()
-    return f"−{first[1:]}" if first[:1] == "–" and first[1:2].isdigit() else text  # as word processors write a minus
+    return _EN_DASH.sub("−", text) if "–" in text else text

@@ -118,7 +118,7 @@ def _read(text: str) -> tuple[int, int]:
         text = text[2:].removeprefix(".").lstrip(" ")
         if "!" in text:
             raise _CannotTell
-    if text[-1:] == "¢" and text[-2:-1] in tuple(_DIGITS) and not any(mark in text for mark in _MONEY):
+    if text[-1:] == "¢" and text[-2:-1] in tuple(_DIGITS) and not any(mark in text for mark in _MONEY + "^"):
         text = text[:-1]
     if text[:1] == "–" and text[1:2] in tuple(_DIGITS):
         text = "-" + text[1:]
@@ -492,11 +492,15 @@ def _check_marks(before: str, after: str, has_money: bool) -> None:
         (left == "," and not right.isspace()) or (left in "\t\r\n" and right == "/") for left, right in pairwise(after)
     ):
         raise _CannotTell
-    if before.lstrip()[:1] in (",", ";") or (after[:1] == ")" and after[1:2].isalpha()):
+    if "$" in before or before.lstrip()[:1] in (",", ";") or (after[:1] == ")" and after[1:2].isalpha()):
         raise _CannotTell
     marks = "".join(letter for letter in after if not letter.isspace())
     for left, letter, right in zip(" " + marks, marks, marks[1:] + " ", strict=False):
-        if letter == ":" or (letter == "," and right not in _LETTERS) or (letter in ".!" and left in ",.;!%°" + _MONEY):
+        if (
+            letter == ":"
+            or (letter == "," and right not in _LETTERS)
+            or (letter in ".!" and left in ",.;!%°)" + _MONEY)
+        ):
             raise _CannotTell
 
 
