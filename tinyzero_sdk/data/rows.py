@@ -163,11 +163,7 @@ def read_object(cell: Json) -> Mapping[str, Json]:
 
 
 def extra_info(row: Mapping[str, Json]) -> Mapping[str, Json]:
-    """What a row says of its problem: `split`, `key`, `difficulty`.
-
-    Raises:
-        DataError: it is an object as Python writes it, so that the row may be held out and look like any other.
-    """
+    """What a row says of its problem; refuses an object as Python writes it, which may say that the row is held out."""
     cell = row.get("extra_info")
     info = read_object(cell)
     if not info and isinstance(cell, str) and cell.lstrip().startswith("{") and cell.strip() != "{}":

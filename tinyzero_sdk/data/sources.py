@@ -32,10 +32,7 @@ class Rows:
     """Rows of plain Python values, read when they are asked for."""
 
     def __init__(self, files: Sequence[Path], columns: Mapping[str, str] | None = None) -> None:
-        """
-        Args:
-            files: in this order.
-            columns: names that their columns get besides their own: theirs by ours, with `NAME.FIELD` for a field.
+        """`columns` are further names of their columns or fields (`NAME.FIELD`): theirs by ours.
 
         Raises:
             DataError: a file or one of its rows cannot be read, or it has no such column.

@@ -58,10 +58,8 @@ def _take_columns(path: Path, block: Block) -> None:
         counts = pc.fill_null(pc.list_value_length(table[completion]), 0).to_pylist()
         block.drop({row: "no completion" for row, count in enumerate(counts) if count == 0})
         table = block.data
-    if prompt not in (None, "prompt"):
-        table = table.append_column("prompt", table[prompt])
-    if truth not in ("ground_truth", "reward_model"):
-        table = table.append_column("ground_truth", table[truth])
+    found = {"prompt": prompt or "prompt", "ground_truth": "ground_truth" if truth == "reward_model" else truth}
+    table = block.mapped({ours: name for ours, name in found.items() if name != ours}, path).data
     if has_lists:
         texts = table[completion].combine_chunks()
         parents = pc.list_parent_indices(texts)
