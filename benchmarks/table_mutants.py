@@ -28,7 +28,7 @@ def number(dice: Dice) -> int:
 
 
 def shared(count: int, dice: Dice) -> pa.Array:
-    entry = "<answer>3</answer>" * dice.choice(SHARED)
+    entry = "<answer>3</answer>" * dice.choice(SHARED if count < 10_000 else SHARED[:1])
     return pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), pa.array([entry]))
 
 

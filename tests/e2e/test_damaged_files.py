@@ -147,16 +147,17 @@ def test_texts_of_parquet_that_are_not_utf8_are_refused(column, tmp_path):
         read_scored(tmp_path)
 
 
-ONCE = pa.array(["x" * 2_000_000])  # what 4,096 rows share: 8 GB
+ONCE = pa.array(["x" * 1_000_000])  # what 4,096 rows share: 4 GB
 SHARED = pa.DictionaryArray.from_arrays(pa.array([0] * 4096, pa.int32()), ONCE)
 CELL = pa.concat_arrays([ONCE.cast(pa.string_view())])
 VIEWS = pa.py_buffer(CELL.buffers()[1].to_pybytes() * 4096)
 VIEWED = pa.Array.from_buffers(pa.string_view(), 4096, [None, VIEWS, *CELL.buffers()[2:]])
+HOLLOW = pa.Array.from_buffers(pa.string_view(), 1, [pa.py_buffer(b"\0"), pa.py_buffer(b"\xff" * 16)])
 LISTS = pa.array(range(4097), pa.int32())
 OUTSIDE = pa.Array.from_buffers(
     pa.string(), 2, [None, pa.array([0, 2**30, 3], pa.int32()).buffers()[1], pa.py_buffer(b"abc")]
 )
-REPEATS = r"has rows of over 32 MB, and over 1,000 times its size, as of row \d+; write it anew without what repeats"
+REPEATS = r"has rows of over 8 MB, and over 1,000 times its size, as of row \d+; write it anew without what repeats"
 
 
 @pytest.mark.parametrize(
@@ -175,6 +176,7 @@ REPEATS = r"has rows of over 32 MB, and over 1,000 times its size, as of row \d+
         (pa.ListArray.from_arrays(pa.array([0, 2**31 - 1], pa.int32()), pa.nulls(2**31 - 1)), None, REPEATS),
         (VIEWED, None, REPEATS),
         (ONCE.take(pa.array([0] * 20, pa.int32())), {"use_dictionary": False}, REPEATS),
+        (HOLLOW, None, "a missing text that leads elsewhere"),
         (OUTSIDE, None, r"rows\.arrow is not Arrow, or damaged after row 0"),
     ],
     ids=[
@@ -187,13 +189,14 @@ REPEATS = r"has rows of over 32 MB, and over 1,000 times its size, as of row \d+
         "nulls of Arrow",
         "views",
         "pages",
+        "hollow",
         "outside",
     ],
 )
 def test_few_bytes_that_stand_for_gigabytes_are_refused_in_little_memory(
     column, options, message, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(arrow_files, "_MOST_DECODED", 32 << 20)
+    monkeypatch.setattr(arrow_files, "_MOST_DECODED", 8 << 20)
     table = pa.table({"completion": column})
     path = tmp_path / ("rows.parquet" if isinstance(options, dict) else "rows.arrow")
     if isinstance(options, dict):

@@ -33,6 +33,7 @@ _MOST_AT_ONCE, _LIST_RATIO = 512 << 20, 64  # of pages, and of lists, unless at 
 _OBJECT_BYTES, _VALUE_BYTES = 32, 16  # of a number in Python, and in Arrow with what says to which row it belongs
 _READ_AHEAD, _SMALL_FILE = 1 << 20, 64 << 20
 _MOST_HEADER = 1 << 16  # bytes of a page's
+_INSIDE = 12  # bytes of a text that a view holds itself
 _END_MARKER = 8  # bytes after the last batch of an Arrow file
 _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3
 _OF_DICTIONARY, _BY_DIFFERENCE = (2, 8), 7  # encodings whose values are indices, or what differs from the last
@@ -157,6 +158,8 @@ def _row_bytes(array: pa.Array) -> np.ndarray | int:
         return sum(map(_row_bytes, array.flatten()), _OBJECT_BYTES)
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
         views = np.frombuffer(array.buffers()[1], np.int32)[::4][array.offset : array.offset + len(array)]
+        if (views.view(np.uint32) > _INSIDE)[array.is_null().to_numpy(zero_copy_only=False)].any():
+            raise pa.ArrowInvalid("a missing text that leads elsewhere")  # a cast would end the process, as of 26.0.1
         return np.maximum(views, 0) + _OBJECT_BYTES
     if is_text(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return pc.binary_length(array).fill_null(0).to_numpy() + _OBJECT_BYTES
