@@ -72,10 +72,11 @@ def restore(saved: SavedRun | None, workers: Workers) -> TrainerState:
 
 def how_to_resume(run: RunDirectory, config: TrainConfig | SftConfig) -> str:
     """What of a run is saved, and the command that resumes it, as a part of a message."""
-    newest = max((step for step, _ in store.sealed(RunDirectory(run.place).checkpoints)), default=None)
+    place = run.place
+    newest = max((step for step, _ in store.sealed(RunDirectory(place).checkpoints)), default=None)
     if newest is None:
         return "nothing has been saved yet: start again"
-    return f"step {newest:,} is saved; resume with: {resume_command(config, run.place)}"
+    return f"step {newest:,} is saved; resume with: {resume_command(config, None if place == run.path else place)}"
 
 
 class Checkpointer:
