@@ -7,6 +7,7 @@ fault in one of them.
 """
 
 import unicodedata
+from collections import Counter
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -401,11 +402,9 @@ def _check_beside(before: str, after: str, signed: bool, has_money: bool) -> Non
     """Refuse a number that is part of a name, a sum, another number, or that stands beside another one."""
     if "*" in before + after or "^" in after:
         raise _CannotTell  # emphasis, or the power of a unit
-    around = before + after
-    if around.count("(") != around.count(")") or around.count("[") != around.count("]"):
+    marks = Counter(before + after)
+    if marks["("] != marks[")"] or marks["["] != marks["]"] or any(marks[quote] % 2 for quote in "\"'’"):
         raise _CannotTell  # cut off, or an item of a list
-    if {around.count(mark) % 2 for mark in "\"'’"} != {0}:
-        raise _CannotTell
     for letter in before + after:
         if letter in _NOWHERE or letter in _DIGITS:
             raise _Refused
@@ -488,9 +487,8 @@ def _check_marks(before: str, after: str, has_money: bool) -> None:
         raise _CannotTell
     if not any(letter in _LETTERS for letter in before) and before.strip() not in (*"=:([\"'", ""):
         raise _CannotTell
-    if any(space + mark in before for space in " \t\r\n" for mark in ",;") or any(
-        (left == "," and not right.isspace()) or (left in "\t\r\n" and right == "/") for left, right in pairwise(after)
-    ):
+    said = " ".join(before.split())
+    if " ," in said or " ;" in said or "," in after.replace(", ", "") or ("/" in after and not after.isprintable()):
         raise _CannotTell
     if "$" in before or before.lstrip()[:1] in (",", ";") or (after[:1] == ")" and after[1:2].isalpha()):
         raise _CannotTell

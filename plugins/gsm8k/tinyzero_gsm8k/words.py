@@ -19,7 +19,6 @@ DOLLARS = frozenset("US CA C A AU NZ HK".split())
 """Such of them as need a sign of currency."""
 
 STATING = frozenset("is are was were has have had".split())
-
 MODALS = frozenset({"will", "must"})
 """Verbs that another one follows, where they do not ask."""
 
