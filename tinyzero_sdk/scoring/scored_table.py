@@ -77,9 +77,10 @@ def _score_errors(block: Block) -> dict[int, str]:
         "correct": block.flags("correct") != UNKNOWN_FLAG,
         "reason": np.isin(reasons.dictionary.to_pylist(), REASONS)[reasons.indices.to_numpy()],
     }
-    errors = {}
-    for row in np.flatnonzero(~np.logical_and.reduce([*valid.values()])).tolist():
-        cells = {name: block.cells(name)[row] for name in SCORES}
+    errors, wrong = {}, np.flatnonzero(~np.logical_and.reduce([*valid.values()])).tolist()
+    values = {name: block.cells(name) for name in SCORES} if wrong else {}
+    for row in wrong:
+        cells = {name: values[name][row] for name in SCORES}
         if missing := [name for name, cell in cells.items() if cell is None]:
             errors[row] = f"no {', '.join(missing)}"
         else:
