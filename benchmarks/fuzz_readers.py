@@ -40,6 +40,7 @@ from benchmarks.common import print_machine, print_table
 from benchmarks.table_mutants import write_mutant
 from tests.dummy_runs import write_run
 from tests.environments import ROOT
+from tinyzero_inspect.reader import _content as entry_content
 from tinyzero_sdk import load_task
 from tinyzero_sdk.data.file_task import load_file_tasks
 from tinyzero_sdk.errors import TinyZeroError
@@ -51,14 +52,13 @@ from tinyzero_sdk.scoring import score_file as score_module
 from tinyzero_sdk.scoring.compare import compare_files
 from tinyzero_sdk.scoring.outputs import OutputBatch, read_outputs
 from tinyzero_sdk.scoring.provenance import accept_any
-from tinyzero_sdk.scoring.readers import READERS as FORMATS
-from tinyzero_sdk.scoring.readers.inspect_logs import _content as entry_content
+from tinyzero_sdk.scoring.readers import load_reader
 from tinyzero_sdk.scoring.score_file import ScoringOptions, score_file
 from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.workers.process import ClosesOnExit
 
 HANGS, MEMORY_GIB = 30.0, 2
-EXPORTS = ROOT / "tests/sdk/scoring/readers"
+EXPORTS = {"lm_eval": ROOT / "tests/sdk/scoring/readers", "inspect_ai": ROOT / "tests/plugins/inspect"}
 
 ODD: list[Any] = [None, True, False, -1, 0, 7, 0.5, 1e308, float("nan"), 2**63, 10**400, "", "x", "\ud800", "\0"]
 ODD += [[], {}, [[]], [None], {"x": 1}, {"role": "user", "content": 3}, [{"role": "user", "content": "hi"}], "9" * 5000]
@@ -252,7 +252,7 @@ def read_format(name: str) -> Callable[[Path], object]:
     def read(directory: Path) -> object:
         files = [directory] if name == "hf" else [one for one in directory.iterdir() if one.is_file()]
         for path in files:
-            for batch in read_outputs(FORMATS[name].read(path), path, accept_any):
+            for batch in read_outputs(load_reader(name).read(path), path, accept_any):
                 batch.pack(0, len(batch))
         return None
 
@@ -433,7 +433,7 @@ def write_verl(directory: Path) -> None:
 
 
 def copied(name: str) -> Callable[[Path], object]:
-    return lambda directory: shutil.copy(EXPORTS / name, directory / name)
+    return lambda directory: shutil.copy(EXPORTS[name.partition("-")[0]] / name, directory / name)
 
 
 CASES = {

@@ -19,6 +19,7 @@ FOLDERS = {
     "tinyzero-gsm8k": ROOT / "plugins/gsm8k",
     "tinyzero-symbolic": ROOT / "plugins/symbolic",
     "tinyzero-flash-attention-4": ROOT / "plugins/flash_attention_4",
+    "tinyzero-inspect": ROOT / "plugins/inspect",
     "tinyzero-reasoning-gym": ROOT / "plugins/reasoning_gym",
 }
 ADAPTED = {"datasets", "verifiers"}  # who uses an adapter has what it is for

@@ -92,7 +92,7 @@ def install(tmp_path, monkeypatch):
     modules_before = set(sys.modules)
     load_plugins.cache_clear()
 
-    def install(distribution, *, version="1.0", modules=None, tasks=None, plugins=None, requires=()):
+    def install(distribution, *, version="1.0", modules=None, tasks=None, plugins=None, readers=None, requires=()):
         for module, code in (modules or {}).items():
             (tmp_path / f"{module}.py").write_text(code, encoding="utf-8")
         info = tmp_path / f"{distribution.replace('-', '_')}-{version}.dist-info"
@@ -100,7 +100,7 @@ def install(tmp_path, monkeypatch):
         lines = [f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}"]
         lines += [f"Requires-Dist: {requirement}" for requirement in requires]
         (info / "METADATA").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        groups = {"tinyzero.tasks": tasks or {}, "tinyzero.plugins": plugins or {}}
+        groups = {"tinyzero.tasks": tasks or {}, "tinyzero.plugins": plugins or {}, "tinyzero.readers": readers or {}}
         points = [f"[{group}]\n" + "\n".join(f"{k} = {v}" for k, v in names.items()) for group, names in groups.items()]
         (info / "entry_points.txt").write_text("\n".join(points) + "\n", encoding="utf-8")
         monkeypatch.syspath_prepend(tmp_path)  # also makes importlib forget what it saw there

@@ -1,9 +1,11 @@
-"""Rows written to a file, of the format that its name says."""
+"""Rows written to a file, of the format that its name says, and read as `--format` says."""
 
 import json
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from tinyzero_sdk.scoring.readers import find_reader
 
 
 def write_rows(path, rows):
@@ -13,3 +15,12 @@ def write_rows(path, rows):
     else:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def read_format(name, path):
+    """The rows and the bad rows that a reader finds."""
+    blocks = list(find_reader(name, path).read(path))
+    assert blocks[-1].progress == 1.0
+    rows = [row for block in blocks for row in block.rows()]
+    assert len(rows) == sum(len(block.numbers) for block in blocks)
+    return rows, [bad for block in blocks for bad in block.bad]

@@ -1,7 +1,7 @@
-"""What it takes to add a memory setting, a metric and a reader of files: each is added to a copy of the packages.
+"""What it takes to add a memory setting and a metric: each is added to a copy of the packages.
 
-Docs: "Where a new kind goes" in docs/design/architecture.md. Estimators, losses, engines and executors are added in
-tests of their own.
+Docs: "Where a new kind goes" in docs/design/architecture.md. Estimators, losses, engines, executors and readers are
+added in tests of their own.
 """
 
 import json
@@ -52,23 +52,6 @@ METRIC = {
     ),
     PAGE.relative_to(ROOT).as_posix(): ("| `group/sampled` |", "| `group/shortest` | tokens of the shortest |\n"),
 }
-READER = {
-    "tinyzero_sdk/scoring/readers/__init__.py": (
-        "from tinyzero_sdk.scoring.readers import hf, inspect_logs, lm_eval, verl\n",
-        "from tinyzero_sdk.scoring.readers import lines\n",
-        '        Reader("hf", hf.read, lambda path: True),\n',
-        '        Reader("lines", lines.read, lambda path: False),\n',
-    ),
-    "tinyzero_sdk/scoring/readers/lines.py": (
-        "",
-        "import json\n"
-        "from tinyzero_sdk.data.table import Block\n\n\n"
-        "def read(path):\n"
-        "    cells = [line.split('\\t') for line in path.read_text().splitlines()]\n"
-        "    rows = [{'ground_truth': json.loads(truth), 'completion': text} for truth, text in cells]\n"
-        "    yield Block([*range(1, len(rows) + 1)], rows, [], 1.0)\n",
-    ),
-}
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +60,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("copy")
     for package in ("tinyzero_sdk", TRAINER):
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
-    for name, texts in (MEMORY_SETTING | METRIC | READER).items():
+    for name, texts in (MEMORY_SETTING | METRIC).items():
         if name.endswith(".md"):
             continue
         file = folder / name
@@ -113,13 +96,3 @@ def test_a_metric_is_a_line_and_its_row_and_the_setting_has_its_effect(environme
     done = tinyzero(environment, *words, "memory.clear_cache=true")
     assert "cache cleared" in done.stderr
     assert 1 <= lines(tmp_path / "run")[1]["group/shortest"] <= 4
-
-
-def test_a_reader_is_a_module_and_its_line(environment, tmp_path):
-    assert len(READER) == 2
-    truth = json.dumps({"target": 48, "numbers": [3, 7, 12]})
-    (tmp_path / "said.txt").write_text(f"{truth}\t<answer>(7 - 3) * 12</answer>\n{truth}\t<answer>7</answer>\n")
-    words = ("score", str(tmp_path / "said.txt"), "--format", "lines", "--task", "countdown")
-    tinyzero(environment, *words, "--output", str(tmp_path / "scored.jsonl"))
-    scored = [json.loads(line) for line in (tmp_path / "scored.jsonl").read_text().splitlines()]
-    assert [row["correct"] for row in scored] == [True, False]

@@ -81,15 +81,18 @@ def export(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The log to write: .eval, or .json.")],
     overwrite: Overwrite = False,
+    format: Annotated[str, typer.Option("--format", metavar="NAME", help="Format of the log.")] = "inspect",
 ) -> None:
     """Write scored completions as a log of Inspect, for `inspect view` and its data frames.
 
     A problem is a sample, and its completions are epochs. Of several tasks each has a log: NAME-TASK.eval.
     """
-    from tinyzero_sdk.scoring.inspect_log import export as write_log
+    from tinyzero_sdk.scoring.readers import load_reader
 
-    written = write_log(source, output, overwrite=overwrite)
-    for log, completions in written.items():
+    write = load_reader(format).export
+    if write is None:
+        raise SettingsError(f"the format {format!r} can be read, but not written")
+    for log, completions in write(source, output, overwrite).items():
         stdout.print(Text(f"{plural(completions, 'completion')} written to {log}"), soft_wrap=True)
 
 

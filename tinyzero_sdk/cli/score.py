@@ -103,7 +103,8 @@ def score(
         typer.Option(
             "--format",
             metavar="NAME",
-            help="Format: rows (our own), verl (rollouts), lm-eval (samples), inspect (logs) or hf (a folder).",
+            help="Format: rows (our own), verl (rollouts), lm-eval (samples), hf (a folder), "
+            "inspect (logs, of tinyzero-inspect), or that of another plugin.",
             show_default="rows",
         ),
     ] = None,

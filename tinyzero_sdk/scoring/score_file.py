@@ -217,7 +217,7 @@ def _blocks(task: Task, reader: Reader, source: Path) -> Iterator[Block]:
     Parts that are not numbers are left out, since they would not fit in one column. In CSV, ground truths are read as
     JSON if those of the task are not text; a row whose ground truth is not JSON is bad.
     """
-    truths_are_json = reader.name == OWN.name and ending_of(source) == ".csv" and not _has_text_truths(task)
+    truths_are_json = ending_of(source) == ".csv" and not _has_text_truths(task)
     for block in reader.read(source):
         errors = {}
         for index, row in enumerate(() if isinstance(block.data, pa.Table) else block.data):

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from tests.sdk.rows import write_rows
+from tinyzero_inspect import export
 from tinyzero_sdk import load_task
 from tinyzero_sdk.data.files import read_blocks
 from tinyzero_sdk.report.completions import read_completions
 from tinyzero_sdk.scoring.compare import compare_files
-from tinyzero_sdk.scoring.inspect_log import export
 from tinyzero_sdk.scoring.outputs import read_outputs, whole_groups
 from tinyzero_sdk.scoring.provenance import accept_any
 from tinyzero_sdk.scoring.score_file import score_file

@@ -1,9 +1,8 @@
-"""Outputs of other tools. The files in `readers/` were written by the packages in their names (inspect_ai's .json is
-cut down to what is read); verl's are written here, with the keys of its `_dump_generations`; folders by `datasets`.
+"""Outputs of other tools. The file in `readers/` was written by the package in its name; verl's are written here, with
+the keys of its `_dump_generations`; folders by `datasets`.
 """
 
 import json
-import zipfile
 from pathlib import Path
 
 import datasets
@@ -11,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.sdk.rows import read_format
 from tinyzero_sdk import load_task
 from tinyzero_sdk.data.files import read_rows
 from tinyzero_sdk.errors import DataError, SettingsError
@@ -23,15 +23,6 @@ pytestmark = pytest.mark.usefixtures("scored_in_process")
 FILES = Path(__file__).parent / "readers"
 
 
-def read(name, path):
-    """The rows and the bad rows that a reader finds."""
-    blocks = list(find_reader(name, path).read(path))
-    assert blocks[-1].progress == 1.0
-    rows = [row for block in blocks for row in block.rows()]
-    assert len(rows) == sum(len(block.numbers) for block in blocks)
-    return rows, [bad for block in blocks for bad in block.bad]
-
-
 def verl_line(**changes):
     return json.dumps(
         {"input": "Say 1.", "output": "<answer>1</answer>", "gts": "1", "score": 0.5, "step": 3, "acc": True} | changes
@@ -41,7 +32,7 @@ def verl_line(**changes):
 def test_verl_rollouts_of_all_steps_come_in_the_order_of_the_steps(tmp_path):
     (tmp_path / "10.jsonl").write_text(verl_line(step=10) + "\n")
     (tmp_path / "9.jsonl").write_text(f"{verl_line(step=9)}\n{verl_line(gts=None)}\n{verl_line()}\n")
-    rows, bad = read("verl", tmp_path)
+    rows, bad = read_format("verl", tmp_path)
     ours = {"prompt": "Say 1.", "completion": "<answer>1</answer>", "ground_truth": "1"}
     assert rows[0] == ours | {"verl_score": 0.5, "step": 9, "acc": True}
     assert [row["step"] for row in rows] == [9, 3, 10]
@@ -51,7 +42,7 @@ def test_verl_rollouts_of_all_steps_come_in_the_order_of_the_steps(tmp_path):
 
 
 def test_lm_eval_samples_count_once_though_each_filter_logs_them():
-    rows, bad = read("lm-eval", FILES / "lm_eval-0.4.13.jsonl")
+    rows, bad = read_format("lm-eval", FILES / "lm_eval-0.4.13.jsonl")
     assert bad == []
     assert [(row["completion"][-4:], row["ground_truth"], row["extra_info"]["index"]) for row in rows] == [
         ("# 42", "42", 0),
@@ -74,7 +65,6 @@ def test_columns_of_verl_that_are_ours_too_are_kept_under_another_name(write_tas
 
 
 LM_EVAL = {"doc_id": 0, "target": "1", "resps": [["1"]], "filter": "none"}
-INSPECT = {"id": 1, "target": "1", "output": {"choices": [{"message": {"content": "1"}}]}}
 
 
 def test_tasks_of_lm_eval_in_one_folder_have_filters_and_keys_of_their_own(tmp_path):
@@ -84,100 +74,21 @@ def test_tasks_of_lm_eval_in_one_folder_have_filters_and_keys_of_their_own(tmp_p
             lines = [line for line in lines if (line["filter"], line["doc_id"]) != ("a", 1)]
         path = tmp_path / f"samples_{task}_2026-01-02T03-04-05.678.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    rows, bad = read("lm-eval", tmp_path)
+    rows, bad = read_format("lm-eval", tmp_path)
     assert [row["extra_info"]["key"] for row in rows] == [
         f"{task}:{number}" for task in ("gsm8k", "mixed", "svamp") for number in (0, 1)
     ]
     assert bad == []
 
 
-def test_logs_of_inspect_in_one_folder_keep_their_samples_apart(tmp_path):
-    for name in ("a.json", "b.json"):
-        (tmp_path / name).write_text(json.dumps({"eval": {"task": name}, "samples": [INSPECT, INSPECT | {"epoch": 2}]}))
-    rows, _ = read("inspect", tmp_path)
-    assert [row["extra_info"]["key"] for row in rows] == ["a.json:1"] * 2 + ["b.json:1"] * 2
-
-
 @pytest.mark.parametrize("resps", [None, "42", [[]], [[["-1.5", "False"]]]])
 def test_one_odd_sample_of_lm_eval_costs_itself_only(tmp_path, resps):
     lines = [LM_EVAL, LM_EVAL | {"resps": resps}, LM_EVAL]
     (tmp_path / "samples_x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    rows, bad = read("lm-eval", tmp_path)
+    rows, bad = read_format("lm-eval", tmp_path)
     assert [row["completion"] for row in rows] == ["1", "1"]
     assert [row.number for row in bad] == [2]
     assert "resps" in bad[0].error or "likelihood" in bad[0].error
-
-
-@pytest.mark.parametrize(
-    "odd",
-    [
-        *({"output": {"choices": odd}} for odd in (["x"], 5, [{"message": None}], [{"message": {"content": ["x"]}}])),
-        {"input": ["x"]},
-        {"attachments": ["x"], "input": "attachment://x"},
-    ],
-)
-def test_one_odd_sample_of_inspect_costs_itself_only(tmp_path, odd):
-    log = {"eval": {"task": "t"}, "samples": [INSPECT, INSPECT | odd, "x", INSPECT]}
-    (tmp_path / "a.json").write_text(json.dumps(log))
-    rows, bad = read("inspect", tmp_path)
-    assert [row["completion"] for row in rows] == ["1", "1"]
-    assert [row.number for row in bad] == [2, 3]
-    assert "is not a sample of Inspect" in bad[0].error
-    assert "a str; expected a sample" in bad[1].error
-
-
-@pytest.mark.parametrize("ending", ["eval", "json"])
-def test_inspect_logs_give_a_row_for_each_choice(ending):
-    rows, bad = read("inspect", FILES / f"inspect_ai-0.3.285.{ending}")
-    assert bad == []
-    found = sorted((row["extra_info"]["key"], row["epoch"], row["completion"], row["ground_truth"]) for row in rows)
-    assert [(key.partition(":")[2], epoch, truth) for key, epoch, _, truth in found] == [
-        ("a", 1, "42"), ("a", 2, "42"), ("b", 1, "7"), ("b", 2, "7"),
-    ]  # fmt: skip
-    assert {key.partition(":")[0] for key, *_ in found} == {f"inspect_ai-0.3.285.{ending}"}
-    assert sorted(text for _, _, text, _ in found) == sorted(f"I think it is\n#### {n}" for n in (42, 42, 7, 8))
-    assert all(row["finished"] and row["token_count"] in (20, 21) for row in rows)
-    assert json.loads(next(row for row in rows if row["extra_info"]["key"].endswith(":a"))["metadata"]) == {"level": 1}
-
-
-def test_inspect_samples_without_output_are_bad_and_attachments_are_put_in(tmp_path):
-    good = {
-        "id": 1,
-        "epoch": 1,
-        "input": [{"role": "user", "content": "attachment://x"}],
-        "target": ["1"],
-        "attachments": {"x": "long", "y": "<answer>1</answer>"},
-        "output": {
-            "choices": [
-                {"message": {"content": "attachment://y"}, "stop_reason": "max_tokens"},
-                {
-                    "message": {"content": [{"type": "reasoning"}, {"type": "text", "text": "hm"}]},
-                    "stop_reason": "stop",
-                },
-            ]
-        },
-    }
-    failed = {"id": 2, "target": "1", "output": {"choices": []}, "error": {"message": "no network"}}
-    with zipfile.ZipFile(tmp_path / "a.eval", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("header.json", "{}")
-        for name, sample in {"1": json.dumps(good), "2": json.dumps(failed), "3": "{"}.items():
-            archive.writestr(f"samples/{name}_epoch_1.json", sample)
-    rows, bad = read("inspect", tmp_path)
-    assert [(row["completion"], row["finished"], row["ground_truth"]) for row in rows] == [
-        ("<answer>1</answer>", False, "1"),
-        ("hm", True, "1"),
-    ]
-    assert rows[0]["prompt"] == [{"role": "user", "content": "long"}]
-    assert [row.number for row in bad] == [2, 3]
-    assert "no network" in bad[0].error
-
-
-@pytest.mark.parametrize("content", [b"", b"{}", b"PK"])
-@pytest.mark.parametrize("name", ["a.eval", "a.json"])
-def test_other_files_are_no_logs_of_inspect(tmp_path, name, content):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match="not a log of Inspect"):
-        read("inspect", tmp_path / name)
 
 
 def test_folder_of_save_to_disk_is_read_in_its_order(tmp_path):
@@ -187,13 +98,13 @@ def test_folder_of_save_to_disk_is_read_in_its_order(tmp_path):
     made.save_to_disk(tmp_path / "one", num_shards=2)
     datasets.DatasetDict({"train": made, "test": made}).save_to_disk(tmp_path / "two")
     for folder in (tmp_path / "one", tmp_path / "two" / "test"):
-        found, bad = read("hf", folder)
+        found, bad = read_format("hf", folder)
         assert bad == []
         assert [(row["completion"], row["ground_truth"]) for row in found] == [
             (f"<answer>{n}</answer>", str(n)) for n in range(2500)
         ]
     with pytest.raises(DataError, match="splits test, train; name the folder of one"):
-        read("hf", tmp_path / "two")
+        read_format("hf", tmp_path / "two")
 
 
 def write_lists(folder, *files, kind=None):
@@ -213,22 +124,22 @@ def test_folders_that_cannot_be_read_are_reported(tmp_path):
         tmp_path / "empty": "has no file like",
     }.items():
         with pytest.raises(DataError, match=problem):
-            read("hf", path)
+            read_format("hf", path)
 
 
 def test_completions_of_a_record_have_its_number_as_their_key(tmp_path):
-    rows, _ = read("hf", write_lists(tmp_path, [["a", "b"], ["c"]], [["d", "e"]]))
+    rows, _ = read_format("hf", write_lists(tmp_path, [["a", "b"], ["c"]], [["d", "e"]]))
     assert [(row["completion"], row["extra_info"]["key"]) for row in rows] == list(zip("abcde", "11233", strict=True))
     own = pa.table({"completions": [["a", "b"]], "target": ["1"], "extra_info": [{"key": "own"}]})
     (tmp_path / "own").mkdir()
     pq.write_table(own, tmp_path / "own" / "0.parquet")
-    assert [row["extra_info"] for row in read("hf", tmp_path / "own")[0]] == [{"key": "own"}] * 2
+    assert [row["extra_info"] for row in read_format("hf", tmp_path / "own")[0]] == [{"key": "own"}] * 2
 
 
 @pytest.mark.parametrize("name", ["question", "problem", "query"])
 def test_a_question_is_a_prompt(tmp_path, name):
     pq.write_table(pa.table({"output": ["1"], "target": ["1"], name: ["Say 1."]}), tmp_path / "0.parquet")
-    [row], _ = read("hf", tmp_path)
+    [row], _ = read_format("hf", tmp_path)
     assert row == {"completion": "1", "target": "1", name: "Say 1.", "prompt": "Say 1.", "ground_truth": "1"}
 
 
@@ -247,10 +158,10 @@ def test_splits_in_one_folder_are_not_mixed(tmp_path, names, splits):
     for name in names:
         pq.write_table(pa.table({"output": ["1"], "target": ["1"]}), tmp_path / f"{name}.parquet")
     if splits is None:
-        assert len(read("hf", tmp_path)[0]) == len(names)
+        assert len(read_format("hf", tmp_path)[0]) == len(names)
         return
     with pytest.raises(DataError, match=f"has the splits {splits}; name the folder of one"):
-        read("hf", tmp_path)
+        read_format("hf", tmp_path)
 
 
 @pytest.mark.parametrize("kind", [pa.list_, pa.large_list])
@@ -258,7 +169,7 @@ def test_rows_without_a_completion_are_listed_and_the_numbers_stay(tmp_path, kin
     write_lists(tmp_path, [["a"], [], None, ["b", "c"], []], [["d"], None], kind=kind(pa.string()))
     blocks = list(find_reader("hf", tmp_path).read(tmp_path))
     assert [number for block in blocks for number in block.numbers] == [1, 4, 4, 6]
-    rows, bad = read("hf", tmp_path)
+    rows, bad = read_format("hf", tmp_path)
     assert [(row.number, row.error) for row in bad] == [(number, "no completion") for number in (2, 3, 5, 7)]
     assert [row["completion"] for row in rows] == ["a", "b", "c", "d"]
 
@@ -267,11 +178,9 @@ def test_rows_without_a_completion_are_listed_and_the_numbers_stay(tmp_path, kin
 def test_outputs_of_others_are_scored_as_they_are(write_task, tmp_path, into):
     code = "@hookimpl\ndef extract_answer(completion):\n    return completion.rpartition('####')[2].strip()\n"
     task = load_task(write_task(extract_answer=code))
-    for name, file in (("lm-eval", "lm_eval-0.4.13.jsonl"), ("inspect", "inspect_ai-0.3.285.eval")):
-        report = score_file(task, FILES / file, tmp_path / f"out.{into}", format=name)
-        assert (report.rows, report.summary and report.summary.prompts) == (4, 2)
-        assert {row["task"] for row in read_rows(tmp_path / f"out.{into}")} == {"say"}
-        assert report.correct == (2 if name == "lm-eval" else 3)
+    report = score_file(task, FILES / "lm_eval-0.4.13.jsonl", tmp_path / f"out.{into}", format="lm-eval")
+    assert (report.rows, report.correct, report.summary and report.summary.prompts) == (4, 2, 2)
+    assert {row["task"] for row in read_rows(tmp_path / f"out.{into}")} == {"say"}
 
 
 def test_ground_truth_that_the_task_cannot_use_is_reported(write_task, tmp_path):
@@ -283,7 +192,7 @@ def test_ground_truth_that_the_task_cannot_use_is_reported(write_task, tmp_path)
 
 
 def test_formats_have_names(tmp_path):
-    assert list(READERS) == ["rows", "verl", "lm-eval", "inspect", "hf"]
+    assert list(READERS) == ["rows", "verl", "lm-eval", "hf"]
     with pytest.raises(SettingsError, match="did you mean lm-eval"):
         find_reader("lmeval", tmp_path)
     with pytest.raises(DataError, match="--format inspect"):

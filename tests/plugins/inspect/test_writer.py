@@ -9,12 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.environments import run_script
+from tinyzero_inspect import export, read
 from tinyzero_sdk import load_task
 from tinyzero_sdk.data.rows import item_to_row
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.scoring.compare import compare_files
-from tinyzero_sdk.scoring.inspect_log import export
-from tinyzero_sdk.scoring.readers import inspect_logs
 from tinyzero_sdk.scoring.score_file import score_file
 
 
@@ -100,7 +99,7 @@ def test_of_several_tasks_each_has_a_log(scored: Path) -> None:
         "both-family-other.eval": 1,
         "both-toy.eval": 1,
     }
-    (block, _) = inspect_logs.read(scored.with_name("both-family-other.eval"))
+    (block, _) = read(scored.with_name("both-family-other.eval"))
     assert [(each["task"], each["extra_info"]["key"]) for each in block.rows()] == [("family/other", "k/1")]
     assert block.rows()[0]["extra_info"]["difficulty"] is None
     with pytest.raises(DataError, match=r"both-family-other\.eval already exists; choose another --output"):

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tinyzero_inspect.reader import EXPORTED
 from tinyzero_sdk.data.arrow import Row, to_texts
 from tinyzero_sdk.data.files import as_json, check_ending, replacing
 from tinyzero_sdk.data.rows import find_ground_truth, read_messages, read_object
@@ -23,7 +24,6 @@ from tinyzero_sdk.data.table import ALIASES
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.scoring.outputs import find_problem_column, problem_column
 from tinyzero_sdk.scoring.provenance import Provenance
-from tinyzero_sdk.scoring.readers.inspect_logs import EXPORTED
 from tinyzero_sdk.scoring.readers.runs import run_and_step
 from tinyzero_sdk.scoring.scored_table import read_scored_blocks
 
@@ -39,7 +39,7 @@ COLUMNS = (*_KEPT, "prompt", "problem", "completion", "tokens", "score", "correc
 """What is read of a row, where it has that: no log-probabilities, which are most of a run's file."""
 
 
-def export(source: Path, target: Path, *, overwrite: bool = True) -> dict[Path, int]:
+def export(source: Path, target: Path, overwrite: bool = True) -> dict[Path, int]:
     """Write the completions of a scored file, or of a run's or checkpoint's held-out evaluation.
 
     A log of Inspect is of one task: of several, each has its own, `NAME-TASK.eval`.
