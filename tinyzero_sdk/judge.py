@@ -164,10 +164,7 @@ class Judge:
         )
         system = _SYSTEM.format(fence=fence, rubric=rubric, instructions=f"\n{self._instructions}".rstrip() + "\n")
         data = [f"[{fence} {name}]\n{text}\n[{fence} end of {name}]" for name, text in blocks.items() if text]
-        return [
-            {"role": "system", "content": system},
-            {"role": "user", "content": "\n\n".join([*data, _REMINDER])},
-        ]
+        return [{"role": "system", "content": system}, {"role": "user", "content": "\n\n".join([*data, _REMINDER])}]
 
     async def _ask(self, messages: list[dict[str, str]]) -> str:
         import openai

@@ -53,12 +53,13 @@ def random_bits(seed: int, indices: "np.ndarray", draws: int) -> "np.ndarray":
     import numpy as np
 
     words = np.asarray(indices, dtype=np.uint64)[:, None] * np.uint64(0x9E3779B97F4A7C15)
-    words = _mix(words ^ np.uint64(seed & _MASK))
+    words = mix(words ^ np.uint64(seed & _MASK))
     steps = np.arange(1, draws + 1, dtype=np.uint64)[None, :] * np.uint64(0xD1342543DE82EF95)
-    return _mix(words + steps)  # [n, draws]
+    return mix(words + steps)  # [n, draws]
 
 
-def _mix(words: "np.ndarray") -> "np.ndarray":
+def mix(words: "np.ndarray") -> "np.ndarray":
+    """The finaliser of splitmix64: every bit of a 64-bit word reaches every bit of the result."""
     import numpy as np
 
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

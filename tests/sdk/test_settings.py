@@ -12,15 +12,7 @@ from hypothesis import strategies as st
 
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.records import Completion
-from tinyzero_sdk.settings import (
-    build,
-    describe,
-    field_docs,
-    merge,
-    parse_overrides,
-    read_toml,
-    to_mapping,
-)
+from tinyzero_sdk.settings import build, describe, field_docs, merge, parse_overrides, read_toml, to_mapping
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ def compute_score(
             f"the data source {data_source!r} is a task file, which a data file may not choose; "
             f"if you trust it, name it: reward_kwargs.task={data_source}"
         )
-    frozen = json.dumps(_as_json(options or {}), sort_keys=True)
+    frozen = json.dumps(plain(options or {}), sort_keys=True)
     try:
         scorer = _open(task or data_source, frozen, workers, timeout, allow_unsafe_scorers)
     except TaskNotFoundError:
@@ -122,12 +122,3 @@ def _check_others(names: Iterable[str], known: Sequence[str]) -> None:
 def _open(name: str, options: str, workers: int, timeout: float, allow_unsafe_scorers: bool) -> ComputeScore:
     task: Task = load_task(name, options=json.loads(options), allow_unsafe_scorers=allow_unsafe_scorers)
     return ComputeScore(task, workers=workers, timeout=timeout)
-
-
-def _as_json(value: Any) -> Any:
-    """Plain JSON of what may be a node of OmegaConf, which looks like a mapping or a sequence and is neither."""
-    if isinstance(value, Mapping):
-        return {str(key): _as_json(entry) for key, entry in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_as_json(entry) for entry in value]
-    return value

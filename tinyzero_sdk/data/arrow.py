@@ -263,11 +263,5 @@ def fits_json(kind: pa.DataType) -> bool:
         return fits_json(kind.value_type)
     if pa.types.is_struct(kind):
         return all(fits_json(field.type) for field in kind)
-    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-    return (
-        is_number
-        or pa.types.is_boolean(kind)
-        or is_text(kind)
-        or pa.types.is_string_view(kind)
-        or pa.types.is_null(kind)
-    )
+    numbers = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean)
+    return any(fits(kind) for fits in (*numbers, is_text, pa.types.is_string_view, pa.types.is_null))

@@ -20,10 +20,10 @@ import pyarrow as pa
 
 from tinyzero_sdk.data.arrow import Row
 from tinyzero_sdk.data.files import JsonLinesWriter, ParquetWriter, replacing
-from tinyzero_sdk.data.rows import as_messages, check_own_columns, make_row, plain
+from tinyzero_sdk.data.rows import as_messages, check_own_columns, item_to_row, plain
 from tinyzero_sdk.errors import BrokenTaskError, DataError, ExhaustedError, SettingsError, TinyZeroError
 from tinyzero_sdk.hookspecs import Message
-from tinyzero_sdk.records import Json, Split
+from tinyzero_sdk.records import Item, Json, Split
 from tinyzero_sdk.tasks.splits import (
     DEFAULT_TEST_FRACTION,
     SplitFilter,
@@ -174,25 +174,19 @@ def build(group: "WorkerGroup", request: BuildRequest, size: int | None) -> Iter
             start += block
         columns = group.receive()
         admitted = split_filter.admit(columns.keys, columns.positions, columns.end, columns.is_last)
-        wanted = None if size is None else int(left)
-        rows, is_end = _take_rows(admitted, wanted)
-        left, news = 0 if is_end else left - len(rows), max(1, len(rows))
-        if len(rows):
-            yield columns, rows
+        rows = list[int]()
+        try:
+            rows.extend(islice(admitted, None if size is None else int(left)))
+            left -= len(rows)
+        except ExhaustedError:
+            if size is not None:
+                raise
+            left = 0
+        news = max(1, len(rows))
+        if rows:
+            yield columns, np.array(rows)
     while group.waiting:
         group.receive()  # submitted ahead, and not needed
-
-
-def _take_rows(admitted: Iterator[int], wanted: int | None) -> tuple[np.ndarray, bool]:
-    """[r] the next `wanted` rows (None = all), and whether the task is exhausted."""
-    if wanted is not None:
-        return np.fromiter(islice(admitted, wanted), dtype=np.int64), False
-    rows: list[int] = []
-    try:
-        rows.extend(admitted)
-    except ExhaustedError:
-        return np.array(rows, dtype=np.int64), True
-    return np.array(rows, dtype=np.int64), False
 
 
 class WorkerGroup(ClosesOnExit):
@@ -301,7 +295,7 @@ def _prompt_array(prompts: Sequence[Sequence[Message]]) -> pa.ListArray:
 
 
 def _table(task: Task, request: BuildRequest, columns: ProblemColumns, rows: np.ndarray, first_index: int) -> pa.Table:
-    """The rows as `make_row` makes them."""
+    """The rows as `item_to_row` makes them."""
     size = len(rows)
     data = _take(columns.data, rows, "the task's own columns")
     own = {field.name: data.field(place) for place, field in enumerate(data.type)}
@@ -353,10 +347,9 @@ def _rows(
         for values in (columns.ground_truth, columns.data)
     )
     for place, row in enumerate(rows):
-        yield make_row(
+        yield item_to_row(
             task,
-            truths[place],
-            data[place],
+            Item(truths[place], data[place]),
             prompt=prompts[place],
             index=first_index + place,
             split=request.split,

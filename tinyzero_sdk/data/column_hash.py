@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from tinyzero_sdk.data.arrow import as_text, is_text, to_list
 from tinyzero_sdk.records import Json
+from tinyzero_sdk.seeds import mix
 
 _HASH_OF_MINUS_ONE = -2  # Python's, and that of -2 too
 
@@ -34,15 +35,8 @@ def hash_values(values: Sequence[Json]) -> np.ndarray:
 
 def hash_numbers(numbers: np.ndarray) -> np.ndarray:
     """[n] uint64: different ones for different integers."""
-    return _mix(numbers.astype(np.uint64))
+    return mix(numbers.astype(np.uint64))
 
 
 def _hash(value: Json) -> int:
     return hash(as_text(value) if isinstance(value, list | dict) else value)
-
-
-def _mix(numbers: np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64: every bit of the input reaches every bit of the output."""
-    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return numbers ^ (numbers >> np.uint64(31))

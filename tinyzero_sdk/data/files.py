@@ -322,11 +322,6 @@ def _without_empty_structs(values: pa.Array) -> pa.Array:
     return pa.StructArray.from_arrays(parts, [field.name for field in values.type], mask=values.is_null())
 
 
-def open_for_arrow(path: Path, mode: str = "rb") -> pa.OSFile:
-    """Open a file for Arrow, which takes no path whose bytes are not UTF-8, except as bytes."""
-    return pa.OSFile(os.fsencode(path), mode)
-
-
 class ParquetWriter:
     """Writes tables to a Parquet file in row groups of one size, so that its bytes do not depend on the tables."""
 
@@ -364,7 +359,7 @@ class ParquetWriter:
             self._waiting = self._write_group(self._waiting)
 
     def _open(self, schema: pa.Schema) -> pq.ParquetWriter:
-        self._file = open_for_arrow(self._path, "wb")
+        self._file = pa.OSFile(os.fsencode(self._path), "wb")  # as bytes, since a path may be no UTF-8
         others: bool | list[str] = [name for name in schema.names if name not in self._plain] if self._plain else True
         try:
             return pq.ParquetWriter(

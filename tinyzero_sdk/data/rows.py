@@ -6,7 +6,7 @@
 import json
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,49 +41,37 @@ _EXPECTED = {
 }
 
 
-def item_to_row(task: "Task", item: Item, *, index: int, split: Split, template: str = "base") -> dict[str, Json]:
-    """One problem as a row.
+def item_to_row(
+    task: "Task",
+    item: Item,
+    *,
+    index: int,
+    split: Split,
+    template: str = "base",
+    prompt: list[Message] | None = None,
+    difficulty: float | None = None,
+    key: str | None = None,
+) -> dict[str, Json]:
+    """One problem as a row; the task gives the prompt, by the template, the difficulty and the key that are None.
 
     Raises:
         DataError: the item is not plain JSON, or its own columns hide one of `ROW_COLUMNS`.
     """
-    return make_row(
-        task,
-        plain(item.ground_truth),
-        plain(item.data),
-        prompt=as_messages(task.make_prompt(item, template)),
-        index=index,
-        split=split,
-        difficulty=task.difficulty(item),
-        key=task.item_key(item),
-    )
-
-
-def make_row(
-    task: "Task",
-    ground_truth: Json,
-    data: Mapping[str, Json],
-    *,
-    prompt: list[Message],
-    index: int,
-    split: Split,
-    difficulty: float,
-    key: str,
-) -> dict[str, Json]:
-    check_own_columns(task.name, data)
+    check_own_columns(task.name, item.data)
+    difficulty = task.difficulty(item) if difficulty is None else difficulty
     return {
         "data_source": task.name,
-        "prompt": prompt,
+        "prompt": as_messages(task.make_prompt(item, template)) if prompt is None else prompt,
         "ability": task.info.ability,
-        "reward_model": {"style": "rule", "ground_truth": ground_truth},
+        "reward_model": {"style": "rule", "ground_truth": plain(item.ground_truth)},
         "extra_info": {
             "index": index,
             "split": split,
             "difficulty": difficulty if math.isfinite(difficulty) else None,
-            "key": key,
+            "key": task.item_key(item) if key is None else key,
             "task_version": task.version,
         },
-        **data,
+        **plain(item.data),
     }
 
 
@@ -229,7 +217,7 @@ def _is_message(value: Json) -> bool:
 
 
 def plain(value: Any) -> Json:
-    """`value` as plain JSON: numpy arrays and tuples become lists, numpy scalars become numbers.
+    """`value` as plain JSON: numpy arrays and tuples (and nodes of OmegaConf) become lists, numpy scalars numbers.
 
     Raises:
         DataError: JSON has no such value.
@@ -243,7 +231,7 @@ def plain(value: Any) -> Json:
         return value
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {key: plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview):
         return [plain(entry) for entry in value]
     if isinstance(value, Decimal):
         return number(value)

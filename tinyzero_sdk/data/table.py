@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tinyzero_sdk.data.arrow import Row, is_text, to_array, to_floats, to_list, to_rows, to_table, to_typed
+from tinyzero_sdk.data.arrow import Row, is_text, to_array, to_floats, to_list, to_rows, to_typed
 from tinyzero_sdk.data.rows import check_columns, read_object, renamed
 from tinyzero_sdk.records import Json
 
@@ -141,11 +141,6 @@ class Block:
         rows = self.data
         data = rows.take(pa.array(indices, pa.int64())) if isinstance(rows, pa.Table) else [rows[i] for i in indices]
         return Block([self.numbers[i] for i in indices], data, [], self.progress)
-
-    def fit(self, schema: pa.Schema) -> None:
-        """Turn JSON objects into typed columns."""
-        assert not isinstance(self.data, pa.Table)
-        self.data = to_table(self.data, schema)
 
     def split(self, index: int) -> "tuple[Block, Block]":
         """The rows before an index, with the bad ones, and the others."""

@@ -6,8 +6,9 @@ The trainer and `openai_endpoint.py` provide samplers; `evaluate.py` runs them.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from tinyzero_sdk.data.rows import plain
 from tinyzero_sdk.records import Completion, Item, Json, Split
 from tinyzero_sdk.tasks.task import Task
 
@@ -88,7 +89,7 @@ class EvaluationPlan:
             "model": self.model,
             "task": self.task.name,
             "task_version": self.task.version,
-            "task_options": {name: _plain(value) for name, value in self.task.settings.items()},
+            "task_options": plain(self.task.settings),
             **({"data_version": self.task.data_version} if self.task.data_version else {}),
             "template": sampler.template,
             **{name: getattr(self, name) for name in ("split", "size", "test_fraction", "samples")},
@@ -123,7 +124,3 @@ class EvaluationObserver(Protocol):
 
     def scoring(self, fraction: float) -> None:
         """A fraction of the completions is scored."""
-
-
-def _plain(value: Any) -> Json:
-    return [_plain(entry) for entry in value] if isinstance(value, list | tuple) else value

@@ -52,11 +52,7 @@ def describe(run: Run, completions: Completions) -> dict[str, Any]:
 
 
 def report(
-    runs: Sequence[Run],
-    *,
-    most: int,
-    refresh: float | None = None,
-    warn: Callable[[str], None] = lambda message: None,
+    runs: Sequence[Run], *, most: int, refresh: float | None = None, warn: Callable[[str], None] = lambda message: None
 ) -> str:
     """A page that holds all it shows of runs with different names, and loads itself again after `refresh` seconds.
 

@@ -362,18 +362,9 @@ def _values_of_k(baseline: Side, other: Side, pass_at: Sequence[int]) -> Sequenc
 def _changes(baseline: Side, other: Side, texts: Sequence[str], gain: np.ndarray) -> list[ProblemChange]:
     """The problems with the largest gain above 0."""
     order = np.argsort(-gain, kind="stable")[: min(int((gain > 0).sum()), MAX_LISTED)].tolist()
-    sides = (baseline, other)
-    correct, completions, rows = (
-        list(zip(*[values[order].tolist() for values in pair], strict=True))
-        for pair in (
-            [side.solved for side in sides],
-            [side.sizes for side in sides],
-            [s.numbers[s.first] for s in sides],
-        )
-    )
-    return [
-        ProblemChange(texts[problem], *pairs) for problem, *pairs in zip(order, correct, completions, rows, strict=True)
-    ]
+    sides = ((side.solved, side.sizes, side.numbers[side.first]) for side in (baseline, other))
+    pairs = [np.stack(pair, axis=1) for pair in zip(*sides, strict=True)]  # [G, 2] each
+    return [ProblemChange(texts[problem], *(tuple(pair[problem].tolist()) for pair in pairs)) for problem in order]
 
 
 def differing(files: Sequence[Mapping[str, list[Json]]]) -> dict[str, list[list[Json] | None]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from tinyzero_sdk.data.arrow import fits_json, is_text, to_list
+from tinyzero_sdk.data.arrow import fits_json, is_text, to_list, to_table
 from tinyzero_sdk.data.column_hash import hash_array, hash_values
 from tinyzero_sdk.data.rows import missing, plain
 from tinyzero_sdk.data.table import ALIASES, Block
@@ -87,7 +87,7 @@ def read_outputs(
     for block in blocks:
         batch = _scorable(block, source)
         if schema is not None:
-            block.fit(schema)
+            block.data = to_table(block.data, schema)
         for number, row_source in row_sources(block):
             if row_source not in seen:
                 seen.add(row_source)

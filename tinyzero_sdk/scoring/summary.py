@@ -21,8 +21,8 @@ from tinyzero_sdk.scoring.statistics import (
     interval_of_mean_rate,
     interval_of_rate,
     majority_at_k,
+    named_ranges,
     pass_at_k,
-    quantile_edges,
     standard_error,
 )
 
@@ -240,16 +240,9 @@ def usual_k(most: int) -> list[int]:
 
 
 def _by_difficulty(columns: Mapping[str, np.ndarray]) -> list[DifficultyBucket]:
-    known = np.isfinite(columns["difficulty"])
-    if not known.any():
-        return []
     names = ("key", "difficulty", "correct", "score", "finished")
-    values = {name: columns[name] if known.all() else columns[name][known] for name in names}
-    edges = quantile_edges(values["difficulty"])
-    buckets = np.searchsorted(edges, values["difficulty"], side="right") - 1
-    return [
-        _bucket({name: values[name][buckets == bucket] for name in names}) for bucket in np.unique(buckets).tolist()
-    ]
+    ranges = named_ranges(columns["difficulty"])
+    return [_bucket({name: columns[name][chosen] for name in names}) for _, chosen in ranges]
 
 
 def _bucket(values: Mapping[str, np.ndarray]) -> DifficultyBucket:

@@ -55,10 +55,7 @@ def two_models(problems):
 # and, equal to these, for each completion, clustered by problem:
 #     OLS((b * 1.0 - a).ravel(), np.ones(4 * problems)).fit(
 #         cov_type="cluster", cov_kwds={"groups": np.repeat(np.arange(problems), 4)}, use_t=True).conf_int()
-STATSMODELS = {
-    40: (-0.01860499379297636, 0.06860499379297635),
-    150: (0.0027712699921388084, 0.05056206334119453),
-}
+STATSMODELS = {40: (-0.01860499379297636, 0.06860499379297635), 150: (0.0027712699921388084, 0.05056206334119453)}
 # By scipy 1.17.1:
 #     scipy.stats.bootstrap((d,), np.mean, n_resamples=999, method="percentile", rng=np.random.default_rng(0))
 SCIPY = {40: (-0.0125, 0.06875), 150: (0.005000000000000001, 0.051666666666666666)}
