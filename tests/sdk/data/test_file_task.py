@@ -57,6 +57,15 @@ def test_rows_of_tinyzero_are_problems_with_their_own_prompts(tmp_path, ending):
     assert type(pickle.loads(pickle.dumps(task))) is type(load_task("countdown"))
 
 
+def test_the_task_makes_what_rows_as_published_lack(tmp_path):
+    [item] = load(None, write(tmp_path / "test.parquet", [{"target": 19, "nums": [6, 13]}])).dataset("test")
+    assert item.ground_truth == {"target": 19, "numbers": [6, 13]}
+    task = load(write(tmp_path / "rows.jsonl", [tinyzero_row(3, "train", prompt=None), *TEST]))
+    [item] = task.dataset("train")
+    assert task.make_prompt(item, "chat") == load_task("countdown").make_prompt(item, "chat")
+    assert math.isfinite(task.difficulty(item))
+
+
 @pytest.mark.slow
 def test_what_tinyzero_data_writes_gives_the_tasks_own_problems(tmp_path):
     own = load_task("countdown")
@@ -115,43 +124,6 @@ def test_rows_go_to_the_task_that_they_name(tmp_path):
     assert len(list(load(path).dataset("train"))) == len(TRAIN)  # the only task leaves out rows that name another
     with pytest.raises(DataError, match=r"data_source 'else' is none of the tasks countdown, other \(1 such rows\)"):
         load_file_tasks(tasks, write(tmp_path / "more.jsonl", [*rows, {**TRAIN[0], "data_source": "else"}]))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"prompt": None}, None),  # the task makes it
-        ({"prompt": None, "data_source": ["x"], "reward_model": 5, "extra_info": 7, "nums": 3}, "no ground truth"),
-        ({"reward_model": None, "nums": None}, "no ground truth; expected it in the column"),
-        ({"reward_model": {"ground_truth": {"target": 5}}}, "has no such ground truth: {'target': 5}"),
-        ({"reward_model": {"ground_truth": {"target": 5, "numbers": [True]}}}, "has no such ground truth"),
-    ],
-)
-def test_a_row_that_is_no_problem_is_named(tmp_path, change, message):
-    path = write(tmp_path / "rows.jsonl", [*TRAIN[:3], tinyzero_row(3, "train", **change), *TEST])
-    if message is None:
-        item = next(item for item in load(path).dataset("train") if item.prompt is None)
-        assert "the result must be exactly the target" in str(load(path).make_prompt(item, "base"))
-        return
-    with pytest.raises(DataError, match=r"rows.jsonl:4: ") as caught:
-        load(path)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "row", "truth"),
-    [
-        ("countdown", {"target": 19, "nums": [6, 13]}, {"target": 19, "numbers": [6, 13]}),
-        ("gsm8k", {"question": "What is 1 + 999?", "answer": "1 + 999 = 1000\n#### 1,000"}, "1000"),
-    ],
-)
-def test_rows_as_published_are_read_by_the_task(tmp_path, name, row, truth):
-    task = load(None, write(tmp_path / "test.parquet", [row]), name=name)
-    [item] = task.dataset("test")
-    assert item.ground_truth == truth
-    assert task.make_prompt(item, "chat") == load_task(name).make_prompt(item, "chat")
-    assert math.isfinite(task.difficulty(item))
 
 
 def test_a_scorer_that_cannot_use_the_ground_truth_is_found_without_the_hook_is_valid(write_task, tmp_path):

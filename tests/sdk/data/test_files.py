@@ -48,11 +48,6 @@ def write(path, content):
     return path
 
 
-def test_byte_order_mark_blank_lines_and_carriage_returns_are_no_fault(tmp_path):
-    path = write(tmp_path / "a.jsonl", b'\xef\xbb\xbf{"a": 1}\r\n\r\n  \n{"a": "\\u0000\\ud83d\\ude00"}')
-    assert list(read_rows(path)) == [{"a": 1}, {"a": "\0😀"}]
-
-
 def test_blocks_of_long_lines_are_small(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_BLOCK_BYTES", 3000)
     path = write(tmp_path / "a.jsonl", (json.dumps({"a": "x" * 1000}).encode() + b"\n") * 10)

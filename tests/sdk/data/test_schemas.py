@@ -158,6 +158,7 @@ REFUSED = {
     "role": ({"prompt": chat("2?", "human")}, "a message has the role 'human', expected one of system"),
     "extra_info as repr": ({"extra_info": str({"split": "test"})}, "extra_info is \"{'split': 'test'}\", which is n"),
     "no ground truth": ({"reward_model": None, "answer": "5"}, "data.columns.ground_truth=answer (score: --column gr"),
+    "no objects": ({"data_source": ["x"], "reward_model": 5, "extra_info": 7}, "no ground truth; expected it in the"),
     "reward_model as repr": ({"reward_model": str({"ground_truth": "5"})}, "no ground truth; expected it in the colu"),
     "two truths": ({"reward_model": {"ground_truth": ["5", "6"]}}, "no such ground truth: ['5', '6'] (list)"),
     "text": ({"reward_model": {"ground_truth": '["5", "six"]'}}, "no such ground truth: '[\"5\", \"six\"]' (str)"),

@@ -54,10 +54,10 @@ def test_a_folder_of_splits_gives_each(folder):
 
 def test_a_place_is_the_line_and_a_bad_line_is_named(tmp_path):
     path = tmp_path / "rows.jsonl"
-    path.write_bytes(b'\xef\xbb\xbf{"a": 1}\r\n\n{"a": 2}\n')
+    path.write_bytes(b'\xef\xbb\xbf{"a": 1}\r\n\r\n  \n{"a": 2}\n')
     rows = open_rows(str(path))
     assert [rows[0], rows[1]] == [{"a": 1}, {"a": 2}]
-    assert rows.place(1) == f"{path}:3"
+    assert rows.place(1) == f"{path}:4"
     path.write_text('{"a": 1}\n{"a": \n')
     with pytest.raises(DataError, match=r"rows.jsonl:2: not JSON"):
         open_rows(str(path))

@@ -32,9 +32,6 @@ def is_name(name):
     return True
 
 
-# ---- names
-
-
 @pytest.mark.slow
 @settings(max_examples=50)
 @given(st.one_of(NAMES, st.text(max_size=12), st.text("ab-_.9A ", max_size=8)))
@@ -74,9 +71,6 @@ def test_a_name_that_a_task_family_or_distribution_has_is_refused(install, task_
     }.items():
         with pytest.raises(SettingsError, match=message):
             check_name(name)
-
-
-# ---- what is written
 
 
 @pytest.mark.slow
@@ -148,9 +142,6 @@ def test_mypy_finds_nothing_however_strict(tmp_path):
     assert done.returncode == 0, done.stdout
 
 
-# ---- the example
-
-
 def test_the_example_works_by_its_path_before_it_is_installed(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run("new", "tz-fresh")
@@ -164,9 +155,6 @@ def test_the_example_works_by_its_path_before_it_is_installed(run, tmp_path, mon
         assert task.score_completion(case.completion, case.ground_truth).correct == case.correct, case.note
     shown = [task.score_completion(task.demonstrate(item, seed=n), item.ground_truth) for n, item in enumerate(items)]
     assert 0.4 < sum(score.correct for score in shown) / len(shown) < 1  # demonstrations slip now and then
-
-
-# ---- from a file
 
 
 def test_a_task_file_and_its_cases_become_a_package(write_task, tmp_path):
@@ -197,9 +185,6 @@ def test_a_file_that_is_no_task_or_in_a_package_is_refused(write_task, tmp_path)
         with pytest.raises(TinyZeroError, match=problem):
             write_package("my-task", tmp_path / "out", task_file=tmp_path / file)
     assert not (tmp_path / "out").exists()
-
-
-# ---- the command
 
 
 def test_the_command_says_what_it_wrote_and_what_to_type_next(run, tmp_path, monkeypatch):

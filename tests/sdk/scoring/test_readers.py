@@ -183,14 +183,6 @@ def test_outputs_of_others_are_scored_as_they_are(write_task, tmp_path, into):
     assert {row["task"] for row in read_rows(tmp_path / f"out.{into}")} == {"say"}
 
 
-def test_ground_truth_that_the_task_cannot_use_is_reported(write_task, tmp_path):
-    code = "@hookimpl\ndef score(answer, ground_truth):\n    return float(ground_truth['target'] == 1)\n"
-    task = load_task(write_task(score=code))
-    (tmp_path / "1.jsonl").write_text(f"{verl_line()}\n{verl_line()}\n")
-    report = score_file(task, tmp_path / "1.jsonl", None, format="verl")
-    assert (report.failed_truth, "TypeError" in report.first_error) == ("ground_truth of row 1 is '1' (str)", True)
-
-
 def test_formats_have_names(tmp_path):
     assert list(READERS) == ["rows", "verl", "lm-eval", "hf"]
     with pytest.raises(SettingsError, match="did you mean lm-eval"):

@@ -172,17 +172,6 @@ def test_mixed_cells_score_alike_as_json_lines_and_as_parquet(task, tmp_path_fac
     assert [[row[name] for name in ("id", *RESULTS[0])] for row in read_rows(folder / "out.parquet")] == kept
 
 
-def test_columns_that_no_type_fits_are_json_in_parquet(task, tmp_path):
-    cells = [[1, {"a": None}], {"b": [2, "x"]}, 2**70]
-    rows = [OUTPUTS[0] | {"ragged": cells[n % 2], "big": cells[2]} for n in range(4)]
-    for more in ([], OUTPUTS[:1]):
-        score_file(task, write_rows(tmp_path / "in.jsonl", rows[:1] + more), tmp_path / "out.parquet")
-        first, *_ = read_rows(tmp_path / "out.parquet")
-        assert (first["ragged"], first["big"], first["id"]) == (cells[0], 2**70, 5)
-    report = score_file(task, write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out.parquet")
-    assert (report.rows, report.bad_rows) == (4, 0)
-
-
 def test_ground_truths_reach_the_task_as_they_are_in_the_line(write_task, tmp_path):
     task = load_task(
         write_task(score="@hookimpl\ndef score(ground_truth):\n    return float(len(ground_truth) == 1)\n")
