@@ -59,9 +59,6 @@ class Property:
     with_memory: bool = False
     """The test reads how much memory scoring takes."""
 
-    with_repeats: bool = False
-    """The test reads further outcomes of the same completion."""
-
     needs_judge: bool = False
     """It is about tasks whose `info` names a judge, and is left out for others."""
 

@@ -44,16 +44,6 @@ def near_miss(golds: Sequence[Gold]) -> Draw:
     return _from_gold(golds, make)
 
 
-def one_edit(golds: Sequence[Gold]) -> Draw:
-    """Gold completions with one character of the answer changed."""
-
-    def make(gold: Gold, choose: Choose) -> TestCompletion:
-        edited = completions.one_edit(gold.answer, choose)
-        return gold.sample(gold.with_answer(edited), f"one edit of gold's answer {gold.answer!r}")
-
-    return _from_gold(golds, make)
-
-
 def malformed(golds: Sequence[Gold]) -> Draw:
     """Completions with missing, doubled or broken tags, other marks of an answer, or a truncated end."""
     return _from_gold(golds, lambda gold, choose: gold.sample(completions.malformed(gold, choose)))

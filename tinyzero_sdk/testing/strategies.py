@@ -35,7 +35,6 @@ def _strategy(make: Callable[P, sampling.Draw]) -> Callable[P, SearchStrategy[Te
 
 gold = _strategy(sampling.gold)
 near_miss = _strategy(sampling.near_miss)
-one_edit = _strategy(sampling.one_edit)
 malformed = _strategy(sampling.malformed)
 hostile = _strategy(sampling.hostile)
 grammatical = _strategy(sampling.grammatical)

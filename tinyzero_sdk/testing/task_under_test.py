@@ -63,7 +63,6 @@ class TaskUnderTest(ClosesOnExit):
         self.noticed: dict[object, tuple[TestCompletion, list[Outcome]]] = {}
         """Outcomes that printed, read or did something; some things happen only once."""
         self._outcomes: dict[object, Outcome] = {}
-        self._repeats: dict[object, list[Outcome]] = {}
         self._lost: dict[object, Outcome] = {}  # what cost a process is not tried twice
 
     def close(self) -> None:
@@ -259,17 +258,6 @@ class TaskUnderTest(ClosesOnExit):
                 self.noticed.setdefault(sample.key, (sample, []))[1].append(outcome)
         return outcomes
 
-    def repeats(self, samples: Sequence[TestCompletion]) -> list[list[Outcome]]:
-        """Further outcomes of completions: two of each, in either process; remembered."""
-        new = {sample.key: sample for sample in samples if sample.key not in self._repeats}
-        batch = [*new.values()]
-        runs = [
-            sandbox.observe(batch, most_kills=2) for sandbox in (self.sandbox, self.other_sandbox) for _ in range(2)
-        ]
-        self._repeats |= {key: [] for key in new}  # of those after a lost process
-        self._repeats |= {key: [*outcomes] for key, outcomes in zip(new, zip(*runs, strict=False), strict=False)}
-        return [self._repeats[sample.key] for sample in samples]
-
     @cached_property
     def disagreements(self) -> list[TestCompletion]:
         """Some completions on which scorer and oracle differ, of very many near gold, scored in two processes.
@@ -367,8 +355,6 @@ class TaskUnderTest(ClosesOnExit):
                 samples, oracle="all" if prop.with_oracle else "", memory=prop.with_memory, most_kills=1
             )
             pairs = list(zip(samples, outcomes, strict=False))
-            if prop.with_repeats:
-                self.repeats([sample for sample, outcome in pairs if not outcome.exit_status])
             for sample, outcome in pairs:
                 self.tried += 1
                 yield prop.test(self, sample, outcome)

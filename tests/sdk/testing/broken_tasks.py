@@ -138,7 +138,6 @@ def extract_answer(completion):
     "deterministic": rewards("1.0 if right else 0.1 if hash(answer) % 2 else 0.0"),
     "score-is-valid": rewards('1.0 if right else -0.5 * answer.count("-")'),
     "wrong-pays-less": rewards('Score(1.0 if right or answer.startswith("<") else 0.0, right)'),
-    "one-edit-loses": rewards('float(answer.startswith(str(ground_truth["total"])) and len(answer) < 6)'),
     "correct-means-right": rewards('float(right or answer == str(ground_truth["total"] + 7))'),
     "right-means-correct": {
         "oracle": HOOK + "oracle(answer, ground_truth): return answer.removesuffix('.0') == str(ground_truth['total'])"
@@ -172,7 +171,6 @@ def score(answer, ground_truth):
     "letters-count": gives("total {left}", 'answer.split(" ")[-1] == str(ground_truth["numbers"][0])'),
     "groups-are-scored": compares("score.value / (len(answers) - 1)"),
     "order-of-group-is-free": compares("score.value / (1 + answers.index(answer))"),
-    "ties-are-fair": compares("score.value * (place == sorted(range(len(answers)), key=answers.__getitem__)[0])"),
     "orders-pay-nothing": judged("float(right or 'full marks' in answer)"),
     "gold-beats-wrong": judged("Score(0.9 + 0.1 * right, right)"),
     "criteria-in-any-order": judged("float(right and 'TINYZERO_JUDGE_REVERSED' not in os.environ)"),
@@ -239,6 +237,14 @@ MORE_BREAKERS: dict[str, tuple[str, dict[str, str | None]]] = {
     "a comparison of equal answers": (
         "groups-are-scored",
         compares("score.value / (len({*answers}) > 1 or len(answers) == 1)"),
+    ),
+    "ties broken by place": (
+        "order-of-group-is-free",
+        compares("score.value * (place == sorted(range(len(answers)), key=answers.__getitem__)[0])"),
+    ),
+    "a longer answer": (
+        "correct-means-right",
+        rewards('float(answer.startswith(str(ground_truth["total"])) and len(answer) < 6)'),
     ),
     "the end alone": ("only-the-answer-counts", extracts("last_tagged(completion[-300:])")),
 }

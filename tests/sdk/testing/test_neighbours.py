@@ -117,7 +117,7 @@ def test_what_the_oracle_calls_right_is_no_failure(write_sum):
 
 @pytest.mark.slow
 def test_the_last_line_says_what_is_not_known_without_an_oracle(run, write_sum):
-    words = ("--only", "gold-scores-full", "--only", "one-edit-loses", "--examples", "3")
+    words = ("--only", "gold-scores-full", "--only", "correct-means-right", "--examples", "3")
     _, out, _ = run("check", write_sum(oracle=None), *words)
     assert out.splitlines()[-1].startswith("not known without an oracle: ")
     assert "the hook `oracle` settles it, or labelled cases" in out.splitlines()[-1]

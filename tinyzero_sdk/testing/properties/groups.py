@@ -90,26 +90,10 @@ def _depends_on_order(subject: TaskUnderTest, group: Sequence[TestCompletion]) -
 
 ORDER_IS_FREE = _property(
     name="order-of-group-is-free",
-    text="The scores of a group are the same in any order of its completions, and each time.",
-    reason="The order of completions is chance; what it pays for is noise in every advantage.",
+    text="The scores of a group are the same in any order of its completions, and each time; so equal answers get equal"
+    " scores.",
+    reason="The order of completions is chance; a ranking that breaks ties by place pays for noise in every advantage.",
     examine=_search(_depends_on_order),
-)
-
-
-def _ties_differ(subject: TaskUnderTest, group: Sequence[TestCompletion]) -> Failure | None:
-    firsts: dict[str | None, Score] = {}
-    for score in _score(subject.group_pool, group):
-        other = firsts.setdefault(score.answer, score)
-        if score.answer is not None and not _is_same(score, other):
-            return Failure(f"{other.value:g} and {score.value:g} for the answer {short(score.answer)}", "one score")
-    return None
-
-
-TIES_ARE_FAIR = _property(
-    name="ties-are-fair",
-    text="Equal answers of a group get equal scores.",
-    reason="A ranking that breaks ties by place prefers one of two equal texts, and that is what is trained on.",
-    examine=_search(_ties_differ),
 )
 
 

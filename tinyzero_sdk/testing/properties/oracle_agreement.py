@@ -14,10 +14,6 @@ def _too_kind(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) 
         return Failure(f"the oracle raised {outcome.oracle_raised}", "its result")
     if outcome.exit_status in ("hung in oracle", "died in oracle"):
         return Failure(outcome.describe(), "its result")
-    return _wrong_is_rewarded(subject, sample, outcome)
-
-
-def _wrong_is_rewarded(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> Failure | None:
     if outcome.correct and outcome.oracle is False:
         return Failure(outcome.describe(), "not correct, according to the oracle")
     return None
@@ -64,17 +60,6 @@ RIGHT_MEANS_CORRECT = Property(
     more=_disagreements,
     with_oracle=True,
     any_text=True,
-)
-
-ONE_EDIT_LOSES = Property(
-    name="one-edit-loses",
-    text="Gold with one character of its answer changed is not correct, unless the oracle says it is still right.",
-    reason="Scorers are careless closest to the right answer: an extra digit, a dropped fraction, a sign that looks"
-    " like another.",
-    needs=("solve", "oracle"),
-    test=_wrong_is_rewarded,
-    draw=lambda subject: sampling.one_edit(subject.full_presentations),
-    with_oracle=True,
 )
 
 
