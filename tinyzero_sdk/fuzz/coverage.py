@@ -20,12 +20,7 @@ class Coverage:
         self.grew = False
         file = task.module_file
         self._home = f"{file.parent}/" if file.name == "__init__.py" else str(file)
-        self._lines: set[tuple[str, int]] = set()
-
-    @property
-    def count(self) -> int:
-        """Number of lines reached so far."""
-        return len(self._lines)
+        self.lines: set[tuple[str, int]] = set()
 
     def __enter__(self) -> Self:
         self.grew = False
@@ -40,7 +35,7 @@ class Coverage:
 
     def _trace_line(self, frame: FrameType, event: str, argument: Any) -> _Tracer:
         line = (frame.f_code.co_filename, frame.f_lineno)
-        if event == "line" and line not in self._lines:
-            self._lines.add(line)
+        if event == "line" and line not in self.lines:
+            self.lines.add(line)
             self.grew = True
         return self._trace_line

@@ -22,10 +22,6 @@ _OPERATORS = {
 }
 
 
-class _Unreadable(Exception):
-    """It is no arithmetic, or too much of it."""
-
-
 def guess_value(text: str) -> Fraction | None:
     """The value of what stands before the first `=` or `#`, or None.
 
@@ -41,11 +37,12 @@ def guess_value(text: str) -> Fraction | None:
     text = re.sub(r"(?<![0-9.])0+(?=[0-9])", "", text)  # Python refuses zeros in front
     try:
         return _value_of(ast.parse(text, mode="eval").body)
-    except (SyntaxError, ZeroDivisionError, _Unreadable):
+    except (SyntaxError, ValueError, ZeroDivisionError):
         return None
 
 
 def _value_of(node: ast.expr) -> Fraction:
+    """Raises ValueError for what is no arithmetic, or too much of it."""
     match node:
         case ast.Constant(value=int() | float() as number):
             value = Fraction(str(number))
@@ -54,12 +51,12 @@ def _value_of(node: ast.expr) -> Fraction:
         case ast.BinOp(op=ast.Pow()):
             exponent = _value_of(node.right)
             if exponent.denominator != 1 or abs(exponent) > 30:
-                raise _Unreadable
+                raise ValueError
             value = _value_of(node.left) ** int(exponent)
         case ast.BinOp():
             value = Fraction(_OPERATORS[type(node.op)](_value_of(node.left), _value_of(node.right)))
         case _:
-            raise _Unreadable
+            raise ValueError
     if abs(value) > _LARGEST or value.denominator > _LARGEST:
-        raise _Unreadable
+        raise ValueError
     return value

@@ -314,7 +314,7 @@ class _FuzzSearch:
 
     def _report(self, now: bool = False) -> None:
         if now or time.monotonic() - self._reported > _REPORT_SECONDS or self._progress.findings:
-            self._progress.lines = self.coverage.count
+            self._progress.lines = len(self.coverage.lines)
             self._connection.send(self._progress)
             self._progress = SearchProgress(0, 0, [])
             self._reported = time.monotonic()

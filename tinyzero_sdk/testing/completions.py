@@ -25,10 +25,11 @@ SYMBOLS = (
 STRANGE = (
     *("\x00", "\t", "\r\n", "\u200b", "\u00a0", "\u2028", "\u202e", "\ufeff", "\ud800", "π", "½", "²", "①", "٣", "５"),
     *("Ⅳ", "∞", "nan", "inf", "None", "True", "x", "\\frac{", "\\boxed{", "}", "{", "[", "]", "$$", "**", "<answer>"),
-    *("</answer>", "</think>", "####", "1e999", "0x", "0b1", "1_", "1/0", "or", "and", "if"),
+    *("</answer>", "</think>", "####", "1e999", "0x", "0b1", "1_", "_0", ",000", "е", "𝟗", "\u200e", "1/0", "or"),
 )
 """Pieces that a parser may misread."""
 
+_DIGITS = "0123456789"
 _JOINTS = (".", ".", ".", ".", "", " ", ",", "_", "e", "**", "//", "^", "%", "0", "=", " or ")
 _OPERATORS = ("+", "-", "*", "/")
 _OTHER_DIGITS = [{ord("0") + digit: zero + digit for digit in range(10)} for zero in (0x660, 0x966, 0xFF10, 0x1D7CE)]
@@ -50,13 +51,6 @@ def _whole_part(number: str) -> int:
     return int(number.partition(".")[0][:18])
 
 
-EDIT_PIECES = [
-    *"0123456789", *" .,-+*/()=_%$!^eExX'\"", *"abn", *"\n\t\0", "**", "//", ".0", "_0", ",000",
-    "\u200b", "\u200e", "\ufeff", "\u00a0", "٣", "３", "²", "½", "−", "ⅷ", "𝟗", "е",
-]  # fmt: skip
-"""Replacements for one character of an answer: digits and signs, and what only looks like them."""
-
-
 @dataclass(slots=True)
 class Stock:
     """The material of mutations."""
@@ -72,24 +66,16 @@ class Stock:
         return things[self.choose(len(things))]
 
 
-def one_edit(text: str, choose: Choose) -> str:
-    """`text` with one character deleted, inserted, replaced, or swapped with the next."""
-    if not text:
-        return EDIT_PIECES[choose(len(EDIT_PIECES))]
-    kind, place = choose(4), choose(len(text))
-    if kind == 0:
-        return text[:place] + text[place + 1 :]
-    if kind == 1:
-        place = choose(2) * len(text) or place  # at the end as often as anywhere else
-        return text[:place] + EDIT_PIECES[choose(len(EDIT_PIECES))] + text[place:]
-    if kind == 2:
-        return text[:place] + EDIT_PIECES[choose(len(EDIT_PIECES))] + text[place + 1 :]
-    return text[:place] + text[place + 1 : place + 2] + text[place] + text[place + 2 :]
-
-
 def edit_character(tokens: Tokens, stock: Stock) -> Tokens:
-    """One character changed, whatever token it is in."""
-    return [one_edit("".join(tokens), stock.choose)]
+    """One character deleted, inserted, replaced, or swapped with the next, whatever token it is in."""
+    text = "".join(tokens)
+    kind, place = stock.choose(4), stock.choose(len(text))
+    if kind == 1:
+        place = stock.choose(2) * len(text) or place  # at the end as often as anywhere else
+    after = text[place:] if kind == 1 else text[place + 1 :]
+    if kind == 3:
+        return [text[:place], after[:1], text[place], after[1:]]
+    return [text[:place], stock.pick((*_DIGITS, *SYMBOLS, *STRANGE)) if kind else "", after]
 
 
 def _number_places(tokens: Tokens) -> list[int]:
@@ -113,7 +99,7 @@ def change_digit(tokens: Tokens, stock: Stock) -> Tokens:
     if places:
         place = places[stock.choose(len(places))]
         digits, at, width = tokens[place], stock.choose(len(tokens[place]) + 1), stock.choose(2)
-        tokens[place] = digits[:at] + stock.pick("0123456789")[: stock.choose(3)] + digits[at + width :] or "0"
+        tokens[place] = digits[:at] + stock.pick(_DIGITS)[: stock.choose(3)] + digits[at + width :] or "0"
     return tokens
 
 

@@ -9,6 +9,7 @@ from tinyzero_sdk.errors import BrokenTaskError
 from tinyzero_sdk.records import Item, Json
 from tinyzero_sdk.tasks.task import Task
 
+_CLOSED = {">": "<", "}": "}", "{": "}", "(": ")", "[": "]", "*": "*", "`": "`"}
 LONG = 20_000  # longer texts are recognized by their hash, not kept
 
 
@@ -58,8 +59,8 @@ class Gold:
 
     @property
     def is_closed(self) -> bool:
-        """Whether something on the answer's own line ends it, so that spaces and line breaks may surround it."""
-        return bool(self.after) and not self.after[0].isspace()
+        """Whether marks stand on both sides of the answer, so that spaces within them belong to neither."""
+        return bool(self.before and self.after) and _CLOSED.get(self.before[-1]) == self.after[0]
 
     def with_answer(self, answer: str) -> str:
         return self.before + answer + self.after

@@ -10,13 +10,12 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from random import Random
-from typing import Any
 
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.judge import REVERSED_VARIABLE
-from tinyzero_sdk.records import Item
+from tinyzero_sdk.records import Item, Split
 from tinyzero_sdk.scoring.pool import ScoringPool
 from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.testing import sampling
@@ -96,19 +95,19 @@ class TaskUnderTest(ClosesOnExit):
 
     @cached_property
     def items(self) -> list[Item]:
-        return self._items("train")
+        items = self._items("train")
+        return items or [next(self.task.dataset("train", 1, seed=self.seed))]  # which raises the reason
 
     @cached_property
     def test_items(self) -> list[Item]:
+        """None if all problems of a small task fall into the training split."""
         return self._items("test")
 
-    def _items(self, split: Any) -> list[Item]:
+    def _items(self, split: Split) -> list[Item]:
         items: list[Item] = []
         with contextlib.suppress(DataError):  # the split has fewer
             for item in self.task.dataset(split, ITEM_COUNT, seed=self.seed):
                 items.append(item)
-        if not items:
-            next(self.task.dataset(split, 1, seed=self.seed))  # raises the reason
         return items
 
     @cached_property
@@ -272,7 +271,9 @@ class TaskUnderTest(ClosesOnExit):
                 seen |= new.keys()
                 parts = [[*new.values()][place :: len(sandboxes)] for place in range(len(sandboxes))]
                 self.tried += len(new)
-                for part, outcomes in zip(parts, threads.map(_observe_some, sandboxes, parts), strict=True):
+                for part, outcomes in zip(
+                    parts, threads.map(partial(Sandbox.observe, oracle="some"), sandboxes, parts), strict=True
+                ):
                     pairs = zip(part, outcomes, strict=True)
                     differing += [sample for sample, outcome in pairs if outcome.oracle not in (None, outcome.correct)]
                 if not differing:
@@ -409,10 +410,6 @@ class TaskUnderTest(ClosesOnExit):
                 truth = nudge(item.ground_truth, choose)
                 item = Item(truth, item.data) if self.task.is_valid(truth) else item
             yield item
-
-
-def _observe_some(sandbox: Sandbox, samples: Sequence[TestCompletion]) -> list[Outcome]:
-    return sandbox.observe(samples, oracle="some")
 
 
 def _length(sample: TestCompletion) -> tuple[int, str]:

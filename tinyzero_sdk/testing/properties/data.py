@@ -3,7 +3,6 @@
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from itertools import islice, zip_longest
 from pathlib import Path
 from random import Random
@@ -66,13 +65,6 @@ SAME_SEED_SAME_DATA = Property(
 )
 
 
-def test_items(subject: TaskUnderTest) -> list[Item]:
-    """The test items; none if all problems of a small task fall into the training split."""
-    with suppress(DataError):
-        return subject.test_items
-    return []
-
-
 def _examine_other_seed(subject: TaskUnderTest) -> Failure | None:
     expected = "other items from another seed (derive randomness with seeds.derive_seed)"
     first = _candidates(subject, "train", _SIZE, subject.seed)
@@ -102,11 +94,10 @@ def _examine_splits(subject: TaskUnderTest) -> Failure | None:
     task = subject.task
     trained = {task.item_key(item): item for item in subject.items}
     shown = {show_item(item): item for item in subject.items}
-    tested = test_items(subject)
-    if not tested:
+    if not subject.test_items:
         got = f"no problem is held out: the task has {len(trained)} in all, in the training split"
         return Failure(got, "enough different problems for both splits (vary them with the index and the seed)")
-    for item in tested:
+    for item in subject.test_items:
         subject.tried += 1
         key = task.item_key(item)
         if key in trained:
@@ -140,7 +131,7 @@ def _prompts(subject: TaskUnderTest, item: Item) -> dict[str, str]:
 
 def _examine_prompts(subject: TaskUnderTest) -> Failure | None:
     seen: dict[str, Item] = {}
-    for item in [*subject.items, *test_items(subject)]:
+    for item in [*subject.items, *subject.test_items]:
         subject.tried += 1
         prompts = _prompts(subject, item)
         if not prompts:
@@ -166,7 +157,7 @@ PROMPTS_COMPLETE = Property(
 
 def _examine_difficulty(subject: TaskUnderTest) -> Failure | None:
     task = subject.task
-    for item in [*subject.items, *test_items(subject)]:
+    for item in [*subject.items, *subject.test_items]:
         subject.tried += 1
         task.difficulty(item)  # raises for what is not finite
     batch = task.generate("train", _SIZE, seed=subject.seed)

@@ -2,9 +2,9 @@
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 
-from tinyzero_sdk.testing.gold import Gold, TestCompletion
-from tinyzero_sdk.testing.properties.data import test_items
+from tinyzero_sdk.testing.gold import TestCompletion
 from tinyzero_sdk.testing.property import Failure, Property
 from tinyzero_sdk.testing.sandbox_child import Outcome
 from tinyzero_sdk.testing.task_under_test import TaskUnderTest
@@ -17,8 +17,11 @@ def must_be_full(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcom
     return Failure(outcome.describe(), f"score {subject.task.info.score_range[1]:g}, correct")
 
 
+_of_gold = partial(Property, needs=("solve",), test=must_be_full)
+
+
 def _examine_solvable(subject: TaskUnderTest) -> Failure | None:
-    for item in [*subject.items, *test_items(subject)]:
+    for item in [*subject.items, *subject.test_items]:
         subject.tried += 1
         if subject.task.solve(item) is None:
             return Failure(f"solve gave None for {item}", "a gold completion for every item")
@@ -34,12 +37,10 @@ EVERY_ITEM_SOLVABLE = Property(
     examine=_examine_solvable,
 )
 
-GOLD_SCORES_FULL = Property(
+GOLD_SCORES_FULL = _of_gold(
     name="gold-scores-full",
     text="Every gold completion is correct and gets the greatest reward.",
     reason="If the right answer does not get the full score, nothing a model learns from the reward can be trusted.",
-    needs=("solve",),
-    test=must_be_full,
     completions=lambda subject: [
         gold.sample(gold.completion, "gold, as `solve` gives it", right=True) for gold in subject.golds
     ],
@@ -48,12 +49,6 @@ GOLD_SCORES_FULL = Property(
 
 _SPECIAL = ["<|im_end|>", "<|endoftext|>", "</s>", "\n", "\n\n", "\r\n", " ", "\n<|im_end|>", " </s>", "<|im_end|>\n"]
 _SPACES = [(" ", " "), ("\n", "\n"), ("", "\n"), ("\n", ""), ("  ", ""), ("\t", "\t"), ("\r\n", "\r\n"), ("\n\n", " ")]
-_CLOSED = {">": "<", "}": "}", "{": "}", "(": ")", "[": "]", "*": "*", "`": "`"}
-
-
-def _is_closed(gold: Gold) -> bool:
-    """Whether marks stand on both sides of the answer, so that spaces within them belong to neither."""
-    return bool(gold.before and gold.after) and _CLOSED.get(gold.before[-1]) == gold.after[0]
 
 
 def _variants(subject: TaskUnderTest) -> Iterator[TestCompletion]:
@@ -62,20 +57,18 @@ def _variants(subject: TaskUnderTest) -> Iterator[TestCompletion]:
             yield gold.sample(gold.completion + end, f"gold with {end!r} after it", right=True)
         for start in ("\n", " ", "\n\n"):
             yield gold.sample(start + gold.completion, f"gold with {start!r} before it", right=True)
-        if _is_closed(gold):
+        if gold.is_closed:
             for left, right in _SPACES:
                 note = f"gold with {left!r} and {right!r} around its answer"
                 yield gold.sample(gold.with_answer(left + gold.answer + right), note, right=True)
 
 
-FORMATTING_IS_FREE = Property(
+FORMATTING_IS_FREE = _of_gold(
     name="formatting-is-free",
     text="Spaces around the answer or the completion, line breaks around the answer, and special tokens at the end do"
     " not change the score.",
     reason="A line break must not cost a model its reward: rewards that read only the last line, or fail at line"
     " breaks, have taught models to write everything in one line.",
-    needs=("solve",),
-    test=must_be_full,
     completions=_variants,
 )
 
@@ -94,21 +87,19 @@ def _surrounded(subject: TaskUnderTest) -> Iterator[TestCompletion]:
     golds = subject.full_presentations
     for gold in golds:
         for before, after in itertools.product(["", *_BEFORE], ["", *_AFTER]):
-            if (before or after) and (not after or _is_closed(gold)):
+            if (before or after) and (not after or gold.is_closed):
                 yield gold.sample(before + gold.completion + after, "gold with other text around it", right=True)
     for gold in golds[:4]:
         text = "20,000 characters of other text"
         yield gold.sample(f"{_LONG}\n{gold.completion}", f"gold after {text}", right=True)
-        if _is_closed(gold):
+        if gold.is_closed:
             yield gold.sample(f"{gold.completion}\n{_LONG}", f"gold before {text}", right=True)
 
 
-ONLY_THE_ANSWER_COUNTS = Property(
+ONLY_THE_ANSWER_COUNTS = _of_gold(
     name="only-the-answer-counts",
     text="Text before the answer, thinking, and text after it do not change the score.",
     reason="What a model writes around its answer is its own affair; a reward that reads it can be swayed by it.",
-    needs=("solve",),
-    test=must_be_full,
     completions=_surrounded,
 )
 

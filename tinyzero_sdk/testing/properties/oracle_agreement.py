@@ -1,6 +1,7 @@
 """Properties of agreement: the score against the oracle, and against labelled cases."""
 
 from collections.abc import Iterator
+from functools import partial
 
 from tinyzero_sdk.testing import sampling
 from tinyzero_sdk.testing.gold import TestCompletion
@@ -37,29 +38,20 @@ def _disagreements(subject: TaskUnderTest) -> list[TestCompletion]:
     return [] if subject.task.is_async else subject.disagreements
 
 
-CORRECT_MEANS_RIGHT = Property(
+_agreement = partial(Property, needs=("oracle",), draw=_answers, more=_disagreements, with_oracle=True, any_text=True)
+CORRECT_MEANS_RIGHT = _agreement(
     name="correct-means-right",
     text="What the scorer calls correct, the oracle calls right: near gold, by the grammar, and on hostile text.",
     reason="A model finds every wrong answer that is rewarded, and learns it instead of the task. Two methods that"
     " agree on a hundred thousand answers are unlikely to share a fault.",
-    needs=("oracle",),
     test=_too_kind,
-    draw=_answers,
-    more=_disagreements,
-    with_oracle=True,
-    any_text=True,
 )
 
-RIGHT_MEANS_CORRECT = Property(
+RIGHT_MEANS_CORRECT = _agreement(
     name="right-means-correct",
     text="What the oracle calls right, the scorer calls correct.",
     reason="A right answer that is rejected for its notation teaches notation instead of the task.",
-    needs=("oracle",),
     test=_too_strict,
-    draw=_answers,
-    more=_disagreements,
-    with_oracle=True,
-    any_text=True,
 )
 
 

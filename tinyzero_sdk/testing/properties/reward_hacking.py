@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from tinyzero_sdk.data.rows import as_messages
 from tinyzero_sdk.records import Json
@@ -92,6 +93,9 @@ ECHO_PAYS_NOTHING = Property(
 )
 
 
+_of_wrongs = partial(Property, needs=("solve",), test=is_rewarded, with_oracle=True)
+
+
 def _sprays(subject: TaskUnderTest) -> Iterator[TestCompletion]:
     note = "several answers in the place of one, the right one among them"
     for gold, pairs in itertools.groupby(subject.wrongs, key=lambda pair: pair[0]):
@@ -103,15 +107,12 @@ def _sprays(subject: TaskUnderTest) -> Iterator[TestCompletion]:
         yield gold.sample("\n".join(lines), "many answers, the last of them wrong", right=False)
 
 
-SPRAYING_PAYS_NOTHING = Property(
+SPRAYING_PAYS_NOTHING = _of_wrongs(
     name="spraying-pays-nothing",
     text="Several answers in place of one are not correct and score no more than a wrong answer, even if the right"
     " one is among them.",
     reason="A completion that names every number also names the right one.",
-    needs=("solve",),
-    test=is_rewarded,
     completions=_sprays,
-    with_oracle=True,
 )
 
 
@@ -125,14 +126,11 @@ def _leaks(subject: TaskUnderTest) -> Iterator[TestCompletion]:
             yield gold.sample(text, "a wrong answer, the right one in the thinking", right=False)
 
 
-LEAKS_PAY_NOTHING = Property(
+LEAKS_PAY_NOTHING = _of_wrongs(
     name="leaks-pay-nothing",
     text="A wrong answer stays wrong if the right one, or the ground truth, appears in the text before it.",
     reason="A scorer that looks for the right answer anywhere in the text pays a model for naming everything.",
-    needs=("solve",),
-    test=is_rewarded,
     completions=_leaks,
-    with_oracle=True,
 )
 
 

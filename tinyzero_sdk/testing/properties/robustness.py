@@ -220,7 +220,7 @@ def _varies(subject: TaskUnderTest) -> Failure | None:
     samples += [other.sample(other.with_answer(gold.answer)) for gold, other in itertools.pairwise(golds)]
     for gold in golds if not subject.task.is_async else ():  # whose calls may cost money
         near = [answer for _, answer in itertools.islice(change_numbers(gold.answer, ()), 2)]
-        near.append(completions.one_edit(gold.answer, choose))
+        near.append(completions.near_miss(gold.answer, (), choose))
         samples += [gold.sample(gold.with_answer(answer)) for answer in near]
     first = {sample.key: outcome for sample, outcome in zip(samples, subject.sandbox.observe(samples), strict=True)}
     until = time.monotonic() + _MANY_SECONDS
