@@ -1,8 +1,6 @@
 """A user's own loss or estimator: found by its file or module, trained like a built-in one, its errors one line."""
 
-import copy
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,15 +8,12 @@ import torch
 
 from tests.trainer.configurations import call
 from tests.trainer.runs import lines, short_run
-from tests.trainer.samples import build_policy, ragged_samples, with_advantages
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import merge
 from tinyzero_trainer.algorithms.advantages import find_estimator
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.losses import find_policy_loss
-from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.algorithms.user_functions import load_function
-from tinyzero_trainer.config import OptimizerConfig
 from tinyzero_trainer.config.algorithm import AlgorithmConfig
 from tinyzero_trainer.config.compose import compose, make_config
 from tinyzero_trainer.config.resume import resume_config
@@ -124,24 +119,6 @@ def estimators(tmp_path: Path) -> Path:
     """A user's file of estimators."""
     (tmp_path / "own_estimators.py").write_text(OWN_ESTIMATORS)
     return tmp_path / "own_estimators.py"
-
-
-def weights_after_update(language_model, policy_loss: str) -> torch.Tensor:
-    policy = build_policy(
-        replace(language_model, model=copy.deepcopy(language_model.model)),
-        optimizer=OptimizerConfig(num_mini_batches=2, update_epochs=2),
-        policy_loss=policy_loss,
-    )
-    experience = with_advantages(ragged_samples(language_model), [1.0, -1.0, 0.5, -0.5] * 3)
-    policy.update(experience, StepSettings(1e-2, 1.0, 0.0))
-    return torch.cat([parameter.flatten() for parameter in policy.language_model.model.parameters()])
-
-
-@pytest.mark.slow
-def test_a_custom_loss_trains_as_a_built_in_one(toy_model, own: Path) -> None:
-    built_in, from_file = (weights_after_update(toy_model, name) for name in ("ppo", f"{own}:clipped"))
-    assert torch.equal(built_in, from_file)
-    assert not torch.equal(built_in, weights_after_update(toy_model, "reinforce"))
 
 
 def test_it_may_be_in_a_module_or_in_a_task_file(own: Path, toy_task: str, monkeypatch, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Names of other trainers are answered with the key here."""
 
+import random
+
 import pytest
 
 from tinyzero_sdk.errors import SettingsError
@@ -11,37 +13,17 @@ from tinyzero_trainer.config.foreign_keys import FOREIGN_KEYS, FOREIGN_WORDS, fo
 KEYS = {field.key for field in describe(TrainConfig) if field.type != TABLE}
 
 
-@pytest.mark.parametrize(
-    ("word", "ours"),
-    [
-        ("lr=1e-5", "optimizer.learning_rate"),
-        ("actor_rollout_ref.actor.optim.lr=1e-5", "optimizer.learning_rate"),
-        ("batch_size=4", "data.prompts_per_step"),
-        ("beta=0.1", "algorithm.kl_coefficient"),
-        ("num_generations=4", "rollout.group_size"),
-        ("rollout.n=4", "rollout.group_size"),
-        ("max_steps=3", "run.steps"),
-        ("trainer.nnodes=2", "parallel.world_size"),
-    ],
-)
-def test_a_name_of_another_trainer_is_answered_with_ours_and_its_meaning(word: str, ours: str) -> None:
-    help = next(field.help for field in describe(TrainConfig) if field.key == ours)
-    with pytest.raises(SettingsError) as caught:
-        gather(TrainConfig, {}, [word])
-    assert str(caught.value) == f"unknown key {word.partition('=')[0]!r}; here it is {ours}: {help}"
-
-
-@pytest.mark.parametrize(
-    ("word", "ours"),
-    [
-        ("custom_reward_function.path=x.py", "the option --task"),
-        ("trainer.resume_mode=auto", "the option --resume"),
-        ("logging_steps=1", "nothing to set"),
-    ],
-)
-def test_a_name_of_another_trainer_may_be_answered_by_something_else_than_a_key(word: str, ours: str) -> None:
-    with pytest.raises(SettingsError, match=f"unknown key '{word.partition('=')[0]}'; here it is {ours}"):
-        gather(TrainConfig, {}, [word])
+@pytest.mark.parametrize("table", ["", "actor_rollout_ref.actor."])
+@pytest.mark.parametrize("cls", [TrainConfig, SftConfig])
+def test_each_name_of_another_trainer_is_answered_with_ours_and_its_meaning(cls: type, table: str) -> None:
+    meanings = {field.key: f"{field.key}: {field.help}" for field in describe(cls)}
+    answers = {name: meanings[ours] for ours, names in foreign_names(cls).items() for name in names}
+    answers |= {name: words for words, names in FOREIGN_WORDS.items() for name in names.split()}
+    answers = {f"{table}{name}": answer for name, answer in answers.items() if table or name not in meanings}
+    for name in random.sample(sorted(answers), 9):
+        with pytest.raises(SettingsError) as caught:
+            gather(cls, {}, [f"{name}=1"])
+        assert str(caught.value) == f"unknown key {name!r}; here it is {answers[name]}"
 
 
 def test_no_name_of_another_trainer_is_a_key_or_has_two_answers() -> None:

@@ -11,11 +11,11 @@ import tomli_w
 import tinyzero_trainer
 from tests.trainer.configurations import typed
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.settings import format_value, to_mapping
+from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer.config import SftConfig, TrainConfig
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.config.resume import check_fingerprint, fingerprint, resume_config
-from tinyzero_trainer.config.settings import metadata, resumable, setting
+from tinyzero_trainer.config.settings import metadata, resumable
 
 pytestmark = pytest.mark.usefixtures("built_in_preset")
 
@@ -155,17 +155,3 @@ def test_what_an_error_of_a_run_under_way_names_can_be_changed_on_resume():
     }
     assert {"data.max_prompt_tokens", "data.max_length", "reward.timeout", "rollout.engine"} <= named
     assert named - changeable == BEFORE_THE_FIRST_STEP
-
-
-@pytest.mark.parametrize(
-    "word",
-    [
-        *("data.max_prompt_tokens=2048", "reward.timeout=60.0", "reward.max_failure_rate=0.5", "rollout.engine=torch"),
-        *("rollout.max_completion_tokens=8", "optimizer.micro_batch_tokens=512", "rollout.max_num_seqs=8"),
-        *("vllm.timeout=900.0", "vllm.gpu_memory_gb=8.0", "vllm.separate_process=false", "memory.cpu_offload=none"),
-    ],
-)
-def test_resuming_takes_the_cure_that_an_error_names(tmp_path, word):
-    save(tmp_path, "rollout.engine=vllm" if word.startswith(("vllm", "rollout.engine")) else "rollout.engine=torch")
-    key, _, value = word.partition("=")
-    assert format_value(setting(resume_config(tmp_path, typed(word)), key)) == value

@@ -235,9 +235,6 @@ def test_the_advantages_reported_are_those_of_the_loss(take) -> None:
     counted = torch.cat([advantages[0], advantages[1], advantages[3]])
     assert metrics["critic/advantages/mean"] == pytest.approx(0.0, abs=1e-6) == counted.mean().item()
     assert metrics["critic/advantages/max"] == counted.max().item()
-    assert counted.std().item() == pytest.approx(1.0, abs=1e-5)
-    raw = [0.5] * 3 + [-0.5] + [0.25] * 4
-    assert (counted.max() - counted.min()).item() == pytest.approx(1.0 / torch.tensor(raw).std().item(), abs=1e-5)
     assert metrics["critic/rewards/mean"] == pytest.approx(2.5 / 4)
 
 

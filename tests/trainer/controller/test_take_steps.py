@@ -71,17 +71,6 @@ def _nothing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "report", lambda *args, **options: None)
 
 
-def test_a_steps_evaluation_line_and_checkpoint_come_in_this_order(tmp_path: Path) -> None:
-    assert Events(tmp_path).run() == [
-        *("evaluation 0", "line 0"),
-        *("step 1", "line 1"),
-        *("step 2", "line 2", "checkpoint 2"),
-        *("step 3", "line 3"),
-        *("step 4", "evaluation 4", "line 4", "checkpoint 4"),
-        *("step 5", "evaluation 5", "line 5", "checkpoint 5"),
-    ]
-
-
 @pytest.mark.parametrize(
     ("every", "fails", "saved"),
     [

@@ -61,23 +61,20 @@ def test_a_bucket_at_the_target_weighs_most(target: float, rate: float) -> None:
     assert bucket_weights((target, None), [1, 1], config) == pytest.approx((0.5, 0.5))
 
 
-def test_what_is_always_or_never_solved_is_left_the_floor() -> None:
-    assert bucket_weights((0.0, 0.5, 1.0), [1, 1, 1], CurriculumConfig(3, min_probability=0.1)) == pytest.approx(
-        (0.1, 0.8, 0.1)
-    )
-    assert bucket_weights((0.0, 1.0), [1, 1], CurriculumConfig(2, min_probability=0.1)) == pytest.approx((0.5, 0.5))
-
-
-def test_at_a_half_it_is_the_variance_of_the_reward() -> None:
-    weights = bucket_weights((0.1, 0.3), [1, 1], CurriculumConfig(2, min_probability=1e-9))
-    assert weights[0] / weights[1] == pytest.approx(0.1 * 0.9 / (0.3 * 0.7))
-
-
-def test_a_small_bucket_is_drawn_less_so_that_problems_are_treated_alike() -> None:
-    assert bucket_weights((0.5, None), [90, 10], CurriculumConfig(2, min_probability=1e-9)) == pytest.approx((0.9, 0.1))
-    assert bucket_weights((0.0, 1.0), [99, 1], CurriculumConfig(2, min_probability=0.1)) == pytest.approx(
-        (0.892, 0.108)
-    )
+@pytest.mark.parametrize(
+    ("rates", "sizes", "floor", "weights"),
+    [
+        ((0.0, 0.5, 1.0), [1, 1, 1], 0.1, (0.1, 0.8, 0.1)),
+        ((0.0, 1.0), [1, 1], 0.1, (0.5, 0.5)),  # nothing is of interest, so everything is
+        ((0.1, 0.3), [1, 1], 1e-9, (0.09 / 0.3, 0.21 / 0.3)),  # the variance of the reward
+        ((0.5, None), [90, 10], 1e-9, (0.9, 0.1)),  # by problem
+        ((0.0, 1.0), [99, 1], 0.1, (0.892, 0.108)),
+    ],
+)
+def test_weights_are_in_proportion_to_the_variance_of_the_reward_and_to_the_size(
+    rates: tuple, sizes: list[int], floor: float, weights: tuple
+) -> None:
+    assert bucket_weights(rates, sizes, CurriculumConfig(len(rates), min_probability=floor)) == pytest.approx(weights)
 
 
 def test_averages_move_where_there_is_something_to_measure() -> None:

@@ -17,7 +17,7 @@ from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import AlgorithmConfig, LoraConfig, OptimizerConfig
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, process_group, shard
-from tinyzero_trainer.models.loading import LanguageModel
+from tinyzero_trainer.models.loading import LanguageModel, save_model
 from tinyzero_trainer.models.lora import Adapter
 from tinyzero_trainer.rollout.weight_source import named_weights
 from tinyzero_trainer.training.logprobs import PolicyModel
@@ -113,10 +113,15 @@ def learn(policy: Policy, experience: TrainingBatch, tmp_path: Path) -> tuple[An
         if policy._reference is not None:
             shown.append(bits(policy.reference_logprobs(experience.rollouts, 0.8)))
         shown.append(policy.update(experience, NOW))
-    policy.save(tmp_path)
-    moments = {name: bits(value) for name, value in load_file(tmp_path / "optimizer.safetensors").items()}
+    save_model(directory := tmp_path / f"{len(list(tmp_path.iterdir()))}", policy.language_model)
+    policy.save(directory)
+    saved = {
+        f"{path.relative_to(directory)} {name}": bits(value)
+        for path in directory.rglob("*.safetensors")
+        for name, value in load_file(path).items()
+    }
     weights = {name: bits(value) for name, value in named_weights(policy.language_model.model)}
-    return (*shown, moments, weights)
+    return (*shown, saved, weights)
 
 
 def bits(tensor: Tensor) -> str:

@@ -13,7 +13,6 @@ from torch.distributed.tensor import DTensor
 
 from tests.trainer.distributed.sharded import (
     CASES,
-    CPU,
     EXPECTED,
     NOW,
     OPTIMIZER,
@@ -33,7 +32,7 @@ from tinyzero_trainer.distributed.dtensor import local_shard
 from tinyzero_trainer.distributed.fsdp import _OwnGradients, layers_of, on_device
 from tinyzero_trainer.distributed.offload import CpuOffload
 from tinyzero_trainer.models import fused_logprobs
-from tinyzero_trainer.models.loading import LanguageModel, load_model, save_model
+from tinyzero_trainer.models.loading import LanguageModel, save_model
 from tinyzero_trainer.rollout.torch.decoder import Decoder, FusedDecoder, TransformersDecoder
 from tinyzero_trainer.rollout.weight_source import named_weights
 from tinyzero_trainer.training import logprobs as forward
@@ -296,30 +295,6 @@ def test_the_value_head_computes_in_float32_in_half_precision_too(toy_model: Lan
     critic.update(shared_batch(toy_model))
     assert set(seen) == {(torch.float32, torch.float32)}
     assert critic.values(ragged_samples(toy_model)).dtype == torch.float32
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("lora", "saving"), [(False, "as it is"), (False, "offloaded always"), (False, "all of it"), (True, "all of it")]
-)
-def test_a_checkpoint_is_that_of_the_plain_model(
-    saving: str, lora: bool, toy_model: LanguageModel, tmp_path: Path
-) -> None:
-    for name, options in (("plain", None), ("sharded", SAVING[saving])):
-        policy = make_policy(toy_model, Case(lora=lora), options)
-        policy.update(shared_batch(toy_model), NOW)
-        save_model(tmp_path / name, policy.language_model)
-        policy.save(tmp_path / name)
-    files = {path.relative_to(tmp_path / "plain") for path in (tmp_path / "plain").rglob("*") if path.is_file()}
-    assert files == {
-        path.relative_to(tmp_path / "sharded") for path in (tmp_path / "sharded").rglob("*") if path.is_file()
-    }
-    for file in files:
-        plain, sharded = ((tmp_path / name / file).read_bytes() for name in ("plain", "sharded"))
-        if file.parent.name == "adapter" and file.suffix == ".safetensors":  # its header's entries are in any order
-            plain, sharded = (plain[len(plain) // 2 :], sharded[len(sharded) // 2 :])
-        assert plain == sharded, file
-    load_model(str(tmp_path / "sharded"), CPU)
 
 
 def test_a_tied_head_is_among_the_weights(toy_model: LanguageModel) -> None:

@@ -39,13 +39,6 @@ def test_a_model_without_end_tokens_is_refused(toy_model: LanguageModel) -> None
         from_parts("toy", toy_model.model, toy_model.tokenizer)
 
 
-def test_pickled_weights_are_never_loaded(toy_model: LanguageModel, toy_model_path: Path) -> None:
-    (toy_model_path / "model.safetensors").unlink()
-    torch.save(toy_model.model.state_dict(), toy_model_path / "pytorch_model.bin")
-    with pytest.raises(ModelError, match="cannot load the model"):
-        load_model(str(toy_model_path), CPU)
-
-
 def test_what_cannot_be_trained_is_named_before_weights_are_read(tmp_path: Path) -> None:
     """Others: `test_each_fault_is_one_line` in test_spec.py."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl"}))

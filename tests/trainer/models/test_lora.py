@@ -17,16 +17,16 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreT
 
 from tests.trainer.conftest import random_model
 from tests.trainer.runs import Configure, assert_same_weights, killed, lines, short_run
-from tests.trainer.samples import ragged_samples, token_logprobs, with_advantages, with_dropout
+from tests.trainer.samples import ragged_samples, with_advantages, with_dropout
 from tests.trainer.training.test_policy import NOW
 from tinyzero_trainer.config import AlgorithmConfig, LoraConfig, OptimizerConfig
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.executors import build as roles
-from tinyzero_trainer.models.loading import LanguageModel, ModelError, load_model, save_model
+from tinyzero_trainer.models.loading import LanguageModel, ModelError, load_model
 from tinyzero_trainer.models.lora import Adapter, LoraError, merged_weights
 from tinyzero_trainer.monitoring.progress import Progress
-from tinyzero_trainer.rollout import SamplingParams, TorchEngine
+from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.torch.decoder import build_decoder
 from tinyzero_trainer.rollout.weight_source import named_weights, sent_weights
 from tinyzero_trainer.training.logprobs import PolicyModel, frozen
@@ -212,25 +212,6 @@ def test_the_reference_knows_no_dropout_and_the_policy_keeps_its_own(toy_model: 
             assert torch.equal(PolicyModel(model).states(batch), expected)
     assert all(module.training for module in model.modules())
     assert not torch.equal(model(batch.tokens).logits, model(batch.tokens).logits)
-
-
-@pytest.mark.slow
-def test_the_export_is_a_plain_model_that_scores_as_the_adapter_does(toy_model: LanguageModel, tmp_path: Path) -> None:
-    plain = set(toy_model.model.state_dict())
-    model = adapted(toy_model)
-    untouched, samples = untrained(model.model), ragged_samples(model)
-    save_model(tmp_path, model)
-    assert all(torch.equal(untouched[name], tensor) for name, tensor in untrained(model.model).items())
-    assert not (tmp_path / "adapter_config.json").exists()  # or transformers would take the directory for an adapter
-    exported = load_model(str(tmp_path), CPU)
-    assert set(exported.model.state_dict()) == plain
-    assert exported.adapter is None
-    for sample in samples:
-        found = token_logprobs(exported, sample.prompt.token_ids, sample.generation.token_ids)
-        assert found == pytest.approx(sample.generation.logprobs, abs=1e-5)
-    greedy = SamplingParams(40, temperature=0.0)
-    ours, theirs = (TorchEngine(each).generate(PROMPTS, 1, greedy, seed=0) for each in (model, exported))
-    assert ours == theirs
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft's own call of transformers
