@@ -57,7 +57,7 @@ def predict_speed(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, prompt_tok
     dims, algorithm = planned_dims(config), config.algorithm
     work = workload_of(config, prompt_tokens)
     forward, whole = _passes(spec, config, work, gpu)
-    prompts = dims.prompts_per_engine(config.data.prompts_per_step)
+    prompts = -(-config.data.prompts_per_step // dims.num_engines)  # the most that one engine completes
     completions = prompts * config.rollout.group_size
     seconds = {"gen": _generation(spec, config, work, gpu, completions, prompts)}
     seconds["reward"] = work.completions / constants.SCORING_RATE

@@ -1,13 +1,13 @@
 """A step of a run taken again: what it did, and whether its metrics are those recorded; for `tinyzero replay`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.controller.session import Session, Stepper
-from tinyzero_trainer.controller.skipped_updates import SkippedUpdates
 from tinyzero_trainer.monitoring.metrics_log import plain_number
 from tinyzero_trainer.training.diagnosis import Diagnosis
 from tinyzero_trainer.training.optimizer import UpdateError
@@ -40,20 +40,14 @@ class Replayed:
         return [name for name in names if self.metrics.get(name, ...) != self.recorded.get(name, ...)]
 
 
-class _NotKept(SkippedUpdates):
-    """Leaves batches and the display alone."""
-
-    def watch(self, step: int, update: Callable[[], dict[str, float]], batch: Callable[[], bytes]) -> dict[str, float]:
-        return update()
-
-
 def replay(run: Path, step: int, session: Session, training_step: Stepper, rows: list[dict[str, Any]]) -> Replayed:
     """Take the steps of a session, of a copy of `run` with the metrics `rows`, up to `step`, which is diagnosed."""
     state, workers = session.state, session.workers
     kept, start, error = RunDirectory(run).skipped_batch(step), state.step, None
     learners: dict[str, Any] = {"policy": workers.policy, "critic": workers.critic}
     learners = {name: learner for name, learner in learners.items() if learner is not None}
-    training_step.skipped = _NotKept(session.run, workers.display.warn)
+    unwatched: Any = SimpleNamespace(watch=lambda step, update, batch: update())  # leaves batches and the display alone
+    training_step.skipped = unwatched
     metrics: dict[str, float | None] = {}
     with left_at_once(f"while step {step:,} was taken again"):
         workers.display.train(step, done=start)

@@ -62,16 +62,13 @@ def bucket_weights(pass_rates: PassRates, sizes: Sequence[int], config: Curricul
     and train nothing. Other targets move the peak to p = t and keep the zeros at 0 and 1. A bucket that was never
     sampled counts as one at the target, so that it is tried. The formula is this project's own.
     """
-    interest = [1.0 if rate is None else _interest(rate, config.target_pass_rate) for rate in pass_rates]
+    t = config.target_pass_rate
+    interest = [1.0 if p is None else (p / t) ** (2 * t) * ((1 - p) / (1 - t)) ** (2 - 2 * t) for p in pass_rates]
     if not any(interest):
         interest = [1.0] * len(interest)
     wanted = [size * value for size, value in zip(sizes, interest, strict=True)]
     spare = 1 - len(wanted) * config.min_probability
     return tuple(config.min_probability + spare * value / sum(wanted) for value in wanted)
-
-
-def _interest(rate: float, target: float) -> float:
-    return float((rate / target) ** (2 * target) * ((1 - rate) / (1 - target)) ** (2 - 2 * target))
 
 
 def updated_rates(

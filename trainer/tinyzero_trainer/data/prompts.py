@@ -153,7 +153,12 @@ class PromptStream(Iterator[Prompt]):
         self._waiting: list[deque[Item]] = [deque() for _ in range(count)]
         start = 0 if self._edges else progress.read  # without buckets none waits
         self._items = source.epoch(seed, progress.epoch, start)
-        self._sort_again()
+        if self._edges:  # what was read of this epoch is sorted again, and what was handed out is skipped
+            for item in islice(self._items, progress.read):
+                self._sort(item)
+            for waiting, taken in zip(self._waiting, progress.taken_from, strict=True):
+                for _ in range(taken):
+                    waiting.popleft()
 
     def __iter__(self) -> Self:
         return self
@@ -187,16 +192,6 @@ class PromptStream(Iterator[Prompt]):
         edges = bucket_edges(difficulties, self._curriculum.buckets, task=self._source.name)
         sizes = Counter(bucket_of(difficulty, edges) for difficulty in difficulties)
         return edges, [sizes[bucket] for bucket in range(len(edges) + 1)]
-
-    def _sort_again(self) -> None:
-        """Sort what was read of this epoch into buckets again, and skip what was handed out."""
-        if not self._edges:
-            return
-        for item in islice(self._items, self.progress.read):
-            self._sort(item)
-        for waiting, count in zip(self._waiting, self.progress.taken_from, strict=True):
-            for _ in range(count):
-                waiting.popleft()
 
     def _choose(self) -> int:
         """The bucket of the next problem, which waits there: sampled from those with one left in this epoch."""

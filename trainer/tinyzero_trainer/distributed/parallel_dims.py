@@ -89,10 +89,6 @@ class ParallelDims:
         """The most of these prompts that an engine is given at a time."""
         return -(-prompts // min(prompts, self.num_engines * self.chunks_per_engine))
 
-    def prompts_per_engine(self, prompts: int) -> int:
-        """The most of these prompts that an engine completes in all."""
-        return -(-prompts // self.num_engines)
-
     def bundles(self) -> list[Resources]:
         """What is reserved on a node at a time, with a CPU for each actor: for ranks and engines.
 

@@ -99,7 +99,12 @@ def check_same_versions(facts: Facts, requirements: Requirements) -> Iterator[Fi
         if package in SAME_WHERE_INSTALLED:
             by_version.pop("", None)
         if len(by_version) > 1:
-            differing.append(_different_versions(package, by_version, _version(ray.local, package)))
+            found = (f"{version or 'none'} on {_listed(names)}" for version, names in by_version.items())
+            here = _version(ray.local, package)
+            commands = (f"pip install '{package}=={here}'",) if here and package != "python" else ()
+            do = f"install the same on all machines, and {RESTART}"
+            level: Level = "error" if package in ("python", *SAME) else "warning"
+            differing.append(Finding("versions", level, f"{package}: {'; '.join(found)}", do, commands))
     yield from differing
     if not differing:
         yield Finding("versions", "ok", "Python, Ray, torch and TinyZero are the same here and on all nodes")
@@ -115,15 +120,6 @@ def check_same_versions(facts: Facts, requirements: Requirements) -> Iterator[Fi
 
 def _version(report: NodeReport, package: str) -> str:
     return report.python.rpartition(".")[0] if package == "python" else report.packages.get(package, "")
-
-
-def _different_versions(package: str, by_version: dict[str, list[str]], here: str) -> Finding:
-    what = f"{package}: " + "; ".join(
-        f"{version or 'none'} on {_listed(names)}" for version, names in by_version.items()
-    )
-    commands = (f"pip install '{package}=={here}'",) if here and package != "python" else ()
-    do = f"install the same on all machines, and {RESTART}"
-    return Finding("versions", "error" if package in ("python", *SAME) else "warning", what, do, commands)
 
 
 def check_shared_directory(facts: Facts, requirements: Requirements) -> Iterator[Finding]:

@@ -54,7 +54,12 @@ def check_versions(facts: Facts, requirements: Requirements) -> Iterator[Finding
             there = f"{required} {present}" if present else "it"
             what = f"{package.name} {package.version} needs {required}{requirement.specifier}, but {there} is "
             what += "installed" if present else "not installed"
-            yield Finding(blamed, level, what, *_fix(package, requirement, facts.torch.version))
+            do, commands = "install one that fits", (f"pip install '{requirement.name}{requirement.specifier}'",)
+            if package.name in SUSPECTS:
+                do = "install the one that fits torch, or uninstall it: training does not need it"
+                pair = f"pip install {package.name} 'torch=={facts.torch.version.partition('+')[0]}'"
+                commands = pair, f"pip uninstall -y {package.name}"
+            yield Finding(blamed, level, what, do, commands)
         if not misfits and package.name not in (OURS, "torch"):
             yield Finding(package.name, "ok", f"{package.name} {package.version}")
     engine = requirements.engine
@@ -75,15 +80,6 @@ def _misfits(package: Package, installed: Mapping[str, Package], torch: str) -> 
         present = torch if name == "torch" else installed[name].version if name in installed else ""
         if not present or not requirement.specifier.contains(Version(present), prereleases=True):
             yield requirement, present
-
-
-def _fix(package: Package, requirement: Requirement, torch: str) -> tuple[str, tuple[str, ...]]:
-    """What to do about a requirement that is not met, and the commands for it."""
-    if package.name in SUSPECTS:
-        pair = f"pip install {package.name} 'torch=={torch.partition('+')[0]}'"
-        do = "install the one that fits torch, or uninstall it: training does not need it"
-        return do, (pair, f"pip uninstall -y {package.name}")
-    return "install one that fits", (f"pip install '{requirement.name}{requirement.specifier}'",)
 
 
 def _reinstall(package: str) -> str:
