@@ -54,12 +54,12 @@ def check_versions(facts: Facts, requirements: Requirements) -> Iterator[Finding
             there = f"{required} {present}" if present else "it"
             what = f"{package.name} {package.version} needs {required}{requirement.specifier}, but {there} is "
             what += "installed" if present else "not installed"
-            do, commands = "install one that fits", (f"pip install '{requirement.name}{requirement.specifier}'",)
+            do, commands = "install one that fits", [f"pip install '{requirement.name}{requirement.specifier}'"]
             if package.name in SUSPECTS:
                 do = "install the one that fits torch, or uninstall it: training does not need it"
                 pair = f"pip install {package.name} 'torch=={facts.torch.version.partition('+')[0]}'"
-                commands = pair, f"pip uninstall -y {package.name}"
-            yield Finding(blamed, level, what, do, commands)
+                commands = [pair, f"pip uninstall -y {package.name}"]
+            yield Finding(blamed, level, what, do, tuple(commands))
         if not misfits and package.name not in (OURS, "torch"):
             yield Finding(package.name, "ok", f"{package.name} {package.version}")
     engine = requirements.engine
