@@ -4,34 +4,27 @@ from importlib.metadata import EntryPoints
 
 import pytest
 
+from tests.environments import ROOT
 from tinyzero_sdk.data.files import read_rows
 from tinyzero_sdk.scoring import readers
 
 pytestmark = pytest.mark.usefixtures("scored_in_process")
 
-CODE = """
-from tinyzero_sdk.data.table import Block
-from tinyzero_sdk.scoring.readers import Reader
-
-
-def read(path):
-    cells = [line.split("\\t") for line in path.read_text().splitlines()]
-    rows = [{"ground_truth": truth, "completion": text} for truth, text in cells]
-    yield Block([*range(1, len(rows) + 1)], rows, [], 1.0)
-
+GUIDE = (ROOT / "docs/evaluation/scoring.md").read_text(encoding="utf-8")
+CODE = f"""
+{GUIDE.partition("# my_tsv.py")[2].partition("```")[0]}
 
 def export(source, target, overwrite):
-    target.write_text(f"{source.name} {overwrite}")
-    return {target: 2}
+    target.write_text(f"{{source.name}} {{overwrite}}")
+    return {{target: 2}}
 
 
-READ = Reader(read)
 BOTH = Reader(read, export=export)
 """
 
 
 def test_an_installed_format_is_read_and_written(install, run, write_task, tmp_path):
-    install("tz-tsv", modules={"tz_tsv": CODE}, readers={"tsv": "tz_tsv:BOTH", "once": "tz_tsv:READ"})
+    install("tz-tsv", modules={"tz_tsv": CODE}, readers={"tsv": "tz_tsv:BOTH", "once": "tz_tsv:READER"})
     source, output = tmp_path / "said.txt", tmp_path / "scored.jsonl"
     source.write_text("1\t<answer>1</answer>\n1\t<answer>2</answer>\n")
     assert run("score", source, "--format", "tsv", "--task", write_task(), "--output", output)[0] == 0
@@ -47,14 +40,14 @@ def test_an_installed_format_is_read_and_written(install, run, write_task, tmp_p
 @pytest.mark.parametrize(
     ("code", "requires", "message"),
     [
-        ("READ = 1 / 0", (), "the format 'tsv' of tz-tsv fails: ZeroDivisionError: division by zero (/"),
-        ("READ = print", (), "the format 'tsv' of tz-tsv is a builtin_function_or_method; expected a Reader\n"),
-        ("", (), "the format 'tsv' of tz-tsv fails: AttributeError: module 'tz_tsv' has no attribute 'READ'"),
+        ("READER = 1 / 0", (), "the format 'tsv' of tz-tsv fails: ZeroDivisionError: division by zero (/"),
+        ("READER = print", (), "the format 'tsv' of tz-tsv is a builtin_function_or_method; expected a Reader\n"),
+        ("", (), "the format 'tsv' of tz-tsv fails: AttributeError: module 'tz_tsv' has no attribute 'READER'"),
         (CODE, ["tinyzero-sdk>=99"], "tz-tsv 1.0 needs tinyzero-sdk>=99, "),
     ],
 )
 def test_a_broken_format_costs_one_line(install, run, write_task, tmp_path, code, requires, message):
-    install("tz-tsv", modules={"tz_tsv": code}, readers={"tsv": "tz_tsv:READ"}, requires=requires)
+    install("tz-tsv", modules={"tz_tsv": code}, readers={"tsv": "tz_tsv:READER"}, requires=requires)
     code, out, error = run("score", tmp_path, "--format", "tsv", "--task", write_task())
     assert (code, out, error.count("\n")) == (2, "", 1)
     assert error.startswith(f"error: {message}")
