@@ -7,6 +7,7 @@ reported in a warning, and a task that fails on everything stops the run.
 import threading
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from tinyzero_sdk.errors import BrokenTaskError, DataError, SettingsError
@@ -57,7 +58,7 @@ class Scorer(ClosesOnExit):
         self._has_warned = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.task, self._workers, self._timeout)
+        return partial(type(self), workers=self._workers, timeout=self._timeout), (self.task,)
 
     def close(self) -> None:
         """Stop the workers; the next call starts new ones."""
@@ -77,18 +78,16 @@ class Scorer(ClosesOnExit):
             raise DataError(
                 f"got {len(completions)} completions and {len(ground_truths)} ground truths; expected one for each"
             )
-        scores = self._score(completions, ground_truths)
+        if self._workers:
+            with self._lock:
+                if self._pool is None:
+                    self._pool = ScoringPool(self.task, workers=self._workers, timeout=self._timeout)
+                pool = self._pool
+            scores = pool.score(completions, ground_truths)
+        else:
+            scores = list(self.task.score_completions(completions, ground_truths))
         self._watch(scores, ground_truths)
         return scores
-
-    def _score(self, completions: Sequence[Completion], ground_truths: Sequence[Json]) -> list[Score]:
-        if not self._workers:
-            return list(self.task.score_completions(completions, ground_truths))
-        with self._lock:
-            if self._pool is None:
-                self._pool = ScoringPool(self.task, workers=self._workers, timeout=self._timeout)
-            pool = self._pool
-        return pool.score(completions, ground_truths)
 
     def _watch(self, scores: Sequence[Score], ground_truths: Sequence[Json]) -> None:
         """Warn of the first failure, and stop if there are only failures."""
@@ -116,7 +115,3 @@ class Scorer(ClosesOnExit):
                 f"truth: {truth}; further failures are not reported",
                 stacklevel=4,
             )
-
-
-def _rebuild(cls: type[Scorer], task: Task, workers: int, timeout: float) -> Scorer:
-    return cls(task, workers=workers, timeout=timeout)

@@ -30,8 +30,6 @@ EXAMPLE = {
 }
 """Files of the example, a task about greatest common divisors."""
 
-EXAMPLE_DESCRIPTION = "the greatest common divisor of two numbers"
-
 
 def write_package(name: str, output: Path, *, task_file: Path | None = None) -> list[Path]:
     """Write the package of a new task, around a task file or the example, to a new directory; returns its files.
@@ -57,7 +55,8 @@ def write_package(name: str, output: Path, *, task_file: Path | None = None) -> 
 
 def render_example(name: str) -> dict[str, str]:
     """The files of the example's package: contents by path."""
-    return _render(name, COMMON | EXAMPLE, EXAMPLE_DESCRIPTION, about=_read("about_example.md"))
+    description = "the greatest common divisor of two numbers"
+    return _render(name, COMMON | EXAMPLE, description, about=_read("about_example.md"))
 
 
 def render_file(name: str, task_file: Path) -> dict[str, str]:

@@ -126,13 +126,11 @@ def _scorable(block: Block, source: Path) -> OutputBatch:
                     plain(truth)
             except DataError as error:
                 errors[index] = str(error)
-    batch = OutputBatch(block, texts, truths)
     if errors:
+        kept = [index for index in range(len(truths)) if index not in errors]
+        texts, truths = texts.take(pa.array(kept, pa.int64())), [truths[index] for index in kept]
         block.drop(errors)
-        batch = _without(batch, errors)
-    if not is_text(texts.type):
-        batch.texts = pa.array(to_list(batch.texts), pa.string())
-    return batch
+    return OutputBatch(block, texts if is_text(texts.type) else pa.array(to_list(texts), pa.string()), truths)
 
 
 def _check_completion(text: Json, names: Collection[str]) -> None:
@@ -142,12 +140,6 @@ def _check_completion(text: Json, names: Collection[str]) -> None:
         raise DataError(f"the completion is of type {type(text).__name__}; expected a string")
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         raise DataError("a lone surrogate (half a character) in the completion")
-
-
-def _without(batch: OutputBatch, errors: Mapping[int, str]) -> OutputBatch:
-    """The batch without the completions and ground truths of the rows with an error, which its block no longer has."""
-    keep = [index for index in range(len(batch.truths)) if index not in errors]
-    return OutputBatch(batch.block, batch.texts.take(pa.array(keep, pa.int64())), [batch.truths[i] for i in keep])
 
 
 def _check_needed(block: Block, source: Path, needed: Mapping[str, str]) -> None:

@@ -184,8 +184,11 @@ def run_scoring(
             batches = stack.enter_context(closing(_prefetch(batches)))
         builder = SummaryBuilder(options.group_by, options.pass_at, greedy=options.greedy)
         for batch, scores in stack.enter_context(closing(pool.stream(batches))):
-            if "error" in scores.reasons:
-                report.failed_truth = report.failed_truth or _failed_truth(batch, scores)
+            if "error" in scores.reasons and not report.failed_truth:
+                first, block = scores.reasons.index("error"), batch.block
+                name = "ground_truth" if block.cells("ground_truth")[first] is not None else "reward_model.ground_truth"
+                truth = describe_value(batch.truths[first])
+                report.failed_truth = f"{name} of row {block.numbers[first]} is {truth}"
             if task.is_async and ("error" in scores.reasons or "timeout" in scores.reasons):
                 scores = scores.without_failures()
             report.add(scores, batch.block.bad)
@@ -248,13 +251,6 @@ def _prefetch(items: Iterable[OutputBatch]) -> Generator[OutputBatch, None, None
         while (item := coming.popleft().result()) is not end:
             coming.append(thread.submit(next, source, end))
             yield item  # type: ignore[misc]
-
-
-def _failed_truth(batch: OutputBatch, scores: ScoreColumns) -> str:
-    """Row number and ground truth of the first completion that the scorer failed on."""
-    index = scores.reasons.index("error")
-    name = "reward_model.ground_truth" if batch.block.cells("ground_truth")[index] is None else "ground_truth"
-    return f"{name} of row {batch.block.numbers[index]} is {describe_value(batch.truths[index])}"
 
 
 @contextmanager

@@ -238,20 +238,10 @@ def _majority(votes: np.ndarray) -> np.ndarray:
     return np.bincount(prompt, right * leads, prompts) / np.maximum(leading, 1)
 
 
-def quantile_edges(values: np.ndarray, most: int = 5) -> list[float]:
-    """Lower edges of at most `most` buckets of n finite values, about equal in size, or one for each different value.
-
-    A value is in the last bucket whose edge it reaches.
-    """
-    unique = np.unique(values)
-    if len(unique) <= most:
-        return unique.tolist()
-    edges = np.quantile(values, np.arange(most) / most, method="higher")
-    return np.unique(edges).tolist()
-
-
 def named_ranges(values: np.ndarray) -> list[tuple[str, np.ndarray]]:
     """At most five ranges of the values, the least first: each its name and the [n] values in it; NaN is in none.
+
+    The ranges hold about equally many values, or one value each where there are no more than five different ones.
 
     Example:
         >>> [(name, chosen.tolist()) for name, chosen in named_ranges(np.array([3.5, 3.0, np.nan, 3.5]))]
@@ -260,7 +250,10 @@ def named_ranges(values: np.ndarray) -> list[tuple[str, np.ndarray]]:
     known = np.isfinite(values)
     if not known.any():
         return []
-    bins = np.where(known, np.searchsorted(quantile_edges(values[known]), values, side="right"), 0)
+    edges = np.unique(values[known])
+    if len(edges) > 5:
+        edges = np.unique(np.quantile(values[known], np.arange(5) / 5, method="higher"))
+    bins = np.where(known, np.searchsorted(edges, values, side="right"), 0)
     ranges = []
     for index in np.unique(bins[known]).tolist():
         chosen = bins == index

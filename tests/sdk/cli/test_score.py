@@ -38,19 +38,8 @@ def score(run, write_task, source, tmp_path):
         if not isinstance(outputs, Path):
             text = outputs if isinstance(outputs, str) else "".join(json.dumps(row) + "\n" for row in outputs)
             source.write_text(text)
-        file = outputs if isinstance(outputs, Path) else source
-        return run(
-            "score",
-            file,
-            "-t",
-            write_task(**hooks),
-            "-o",
-            tmp_path / "out.jsonl",
-            "--workers",
-            1,
-            "--overwrite",
-            *words,
-        )
+        words = ("-t", write_task(**hooks), "-o", tmp_path / "out.jsonl", "--workers", 1, "--overwrite", *words)
+        return run("score", outputs if isinstance(outputs, Path) else source, *words)
 
     return score
 

@@ -5,18 +5,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
+from tests.sdk.rows import JSON
 from tinyzero_sdk import Item, TaskInfo
 from tinyzero_sdk.data.rows import item_to_row, plain, row_to_item
 from tinyzero_sdk.errors import DataError
-
-# Rows as TinyZero's own preprocessing writes them and pandas reads them.
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-    lambda below: st.lists(below, max_size=3) | st.dictionaries(st.text(), below, max_size=3),
-    max_leaves=8,
-)
 
 
 def make_task(prompt="How much?"):
@@ -43,7 +36,7 @@ def test_row_has_the_columns_that_tinyzero_and_verl_read():
     }
 
 
-@given(truth=json_values.filter(lambda value: value is not None), data=json_values)
+@given(truth=JSON.filter(lambda value: value is not None), data=JSON)
 def test_item_survives_its_row(truth, data):
     item = Item(truth, {"own": data})
     assert row_to_item(item_to_row(make_task(), item, index=0, split="train")) == item

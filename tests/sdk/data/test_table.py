@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.sdk.rows import JSON
 from tinyzero_sdk.data.arrow import to_array, to_list, to_texts
 from tinyzero_sdk.data.column_hash import hash_array, hash_values
 from tinyzero_sdk.data.table import UNKNOWN_FLAG, Block
@@ -51,13 +52,6 @@ def test_rows_are_moved_renamed_and_given_columns(block):
     assert "finished" not in changed.names
     first, second = changed.split(1)
     assert first.joined(second).rows() == changed.rows()
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
-    max_leaves=4,
-)
 
 
 @given(st.lists(JSON, max_size=5))

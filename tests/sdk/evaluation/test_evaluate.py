@@ -180,14 +180,10 @@ def local_models():
 """
 
 
-def only_plugin(monkeypatch, name):
-    plugins = tuple(plugin for plugin in load_plugins() if plugin.name == name)
-    monkeypatch.setattr("tinyzero_sdk.cli.app.load_plugins", lambda: plugins)
-
-
 def test_hook_local_models(run, install, write_task, monkeypatch):
     install("tz-local", modules={"local_module": LOCAL}, plugins={"local": "local_module"})
-    only_plugin(monkeypatch, "local")
+    plugins = tuple(plugin for plugin in load_plugins() if plugin.name == "local")
+    monkeypatch.setattr("tinyzero_sdk.cli.app.load_plugins", lambda: plugins)
     assert run("eval", "--help")[1].rstrip().endswith("more keys")
     code, shown, _ = run("eval", "--task", write_task(), "--size", "5")
     assert code == 0

@@ -12,14 +12,8 @@ from tinyzero_sdk.report.runs import open_run
 from tinyzero_sdk.scoring.compare import compare_files
 from tinyzero_sdk.scoring.statistics import interval_of_mean_rate, wilson
 
-ROW = {
-    "completion": "so <answer>7</answer>",
-    "ground_truth": {"target": 7},
-    "score": 1.0,
-    "correct": True,
-    "answer": "7",
-}
-ROW |= {"reason": "ok", "task": "sum", "prompt": "3 + 4?", "tokens": 9, "finished": False}
+ROW = {"completion": "so <answer>7</answer>", "ground_truth": {"target": 7}, "score": 1.0, "correct": True}
+ROW |= {"answer": "7", "reason": "ok", "task": "sum", "prompt": "3 + 4?", "tokens": 9, "finished": False}
 
 
 @pytest.fixture(scope="module")
@@ -79,12 +73,8 @@ def test_evaluations_of_several_samples_have_pass_at_k_and_tasks_are_apart(tmp_p
     rows = [ROW | {"extra_info": {"key": key}, "correct": right, "task": task} for task, key, right in SAMPLES]
     path = write_rows(tmp_path / "scored.jsonl", rows)
     first, second = read_completions([path]).evaluations()
-    assert (first["task"], first["accuracy"], first["pass_at"], first["passed"]) == (
-        "sum",
-        pytest.approx(1 / 3),
-        2,
-        0.75,
-    )
+    assert (first["task"], first["pass_at"], first["passed"]) == ("sum", 2, 0.75)
+    assert first["accuracy"] == pytest.approx(1 / 3)
     assert first["passed_interval"] == pytest.approx(interval_of_mean_rate(np.array([0.5, 1.0]), np.array([4, 2])))
     assert (second["task"], second["accuracy"], "pass_at" in second) == ("product", 1.0, False)
 

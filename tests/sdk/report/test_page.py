@@ -184,12 +184,8 @@ TOKEN = "x6Jq-token"
 
 
 def test_only_who_has_the_token_is_served(run_path):
-    without = [
-        "/",
-        "/runs",
-        "//[::1",
-        *(f"/?token={token}" for token in ("", "wrong", f"{TOKEN}%00", f"{TOKEN}x", "%ff")),
-    ]
+    without = ["/", "/runs", "//[::1", "/?token=", "/?token=wrong", "/?token=%ff"]
+    without += [f"/?token={TOKEN}%00", f"/?token={TOKEN}x"]
     with serving(run_path.parent, TOKEN) as get:
         for path in (*without, f"/runs?token={TOKEN}"):
             status, _, body = get(path)

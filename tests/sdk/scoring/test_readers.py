@@ -44,12 +44,8 @@ def test_verl_rollouts_of_all_steps_come_in_the_order_of_the_steps(tmp_path):
 def test_lm_eval_samples_count_once_though_each_filter_logs_them():
     rows, bad = read_format("lm-eval", FILES / "lm_eval-0.4.13.jsonl")
     assert bad == []
-    assert [(row["completion"][-4:], row["ground_truth"], row["extra_info"]["index"]) for row in rows] == [
-        ("# 42", "42", 0),
-        ("# 41", "42", 0),
-        ("## 7", "7", 1),
-        ("## 8", "7", 1),
-    ]
+    found = [(row["completion"][-4:], row["ground_truth"], row["extra_info"]["index"]) for row in rows]
+    assert found == [("# 42", "42", 0), ("# 41", "42", 0), ("## 7", "7", 1), ("## 8", "7", 1)]
     assert rows[0]["prompt"] == "Question: What is 6*7?\nAnswer:"
     assert rows[0]["doc"]["question"] == "What is 6*7?"
 

@@ -59,11 +59,8 @@ def test_changes_are_listed_with_both_sides(task, write_task, tmp_path, ending):
     assert [provenance.task_version for provenance in report.before] == [task.version]
     assert report.changes[0].completion_end == "1"
     new = list(read_rows(tmp_path / "new.parquet"))
-    assert [(row["old_reason"], row["reason"]) for row in new[1:4]] == [
-        ("wrong", "wrong"),
-        ("no_answer", "ok"),
-        ("no_answer", "wrong"),
-    ]
+    pairs = [(row["old_reason"], row["reason"]) for row in new[1:4]]
+    assert pairs == [("wrong", "wrong"), ("no_answer", "ok"), ("no_answer", "wrong")]
     assert {row["old_task_version"] for row in new} == {task.version}
     again = rescore_file(load_task(write_task(extract_answer=LENIENT)), tmp_path / "new.parquet", tmp_path / "x.jsonl")
     assert again.changed == 0

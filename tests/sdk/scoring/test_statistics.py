@@ -15,8 +15,8 @@ from tinyzero_sdk.scoring.statistics import (
     effective_size,
     interval_of_rate,
     majority_at_k,
+    named_ranges,
     pass_at_k,
-    quantile_edges,
     standard_error,
     student_t,
     wilson,
@@ -147,9 +147,9 @@ def test_interval_of_single_completions_is_wilsons():
 
 @given(values=st.lists(st.integers(0, 30), min_size=1, max_size=200))
 def test_buckets_hold_every_value_and_none_is_empty(values):
-    edges = quantile_edges(np.array(values, float))
-    assert 1 <= len(edges) <= 5
-    assert edges[0] == min(values)
-    assert edges == sorted(set(edges))
+    names, chosen = zip(*named_ranges(np.array(values, float)), strict=True)
+    assert 1 <= len(names) <= 5
+    assert (np.sum(chosen, axis=0) == 1).all()
+    assert np.concatenate([np.sort(np.array(values)[one]) for one in chosen]).tolist() == sorted(values)
     if len(set(values)) <= 5:
-        assert edges == sorted(set(values))
+        assert list(names) == [str(value) for value in sorted(set(values))]
