@@ -4,25 +4,12 @@ Any expression of the target's value is rewarded, such as the target itself.
 Everything else is countdown's own.
 """
 
-from tinyzero_countdown import *  # noqa: F403 - every hook that is not written below
-from tinyzero_countdown.expression import evaluate, read
-from tinyzero_sdk import TaskInfo, hookimpl
+from broken_countdown import *  # noqa: F403 - every hook that is not written below
+from broken_countdown import value_of
 
-
-@hookimpl
-def info():
-    return TaskInfo("countdown with a broken reward")  # of one part
+from tinyzero_sdk import hookimpl
 
 
 @hookimpl
 def score(answer, ground_truth):
-    expression = read(answer)
-    if expression is None:
-        return 0.0
-    program, numbers = expression
-    if program.claim and numbers.pop() * program.claim != ground_truth["target"]:
-        return 0.0
-    try:
-        return float(evaluate(program, numbers) == ground_truth["target"])
-    except ZeroDivisionError:
-        return 0.0
+    return float(value_of(answer, ground_truth, lambda numbers, given: True) == ground_truth["target"])

@@ -7,14 +7,10 @@ It evaluates model text on purpose: it is only ever given texts that tests make,
 import re
 from fractions import Fraction
 
-from tinyzero_countdown import *  # noqa: F403 - every hook that is not written below
+from broken_countdown import *  # noqa: F403 - every hook that is not written below
+
 from tinyzero_countdown.scoring import score_answer
-from tinyzero_sdk import TaskInfo, hookimpl
-
-
-@hookimpl
-def info():
-    return TaskInfo("countdown with a broken reward")  # of one part
+from tinyzero_sdk import hookimpl
 
 
 @hookimpl

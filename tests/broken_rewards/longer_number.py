@@ -6,34 +6,20 @@ Everything else is countdown's own.
 
 from itertools import permutations
 
-from tinyzero_countdown import *  # noqa: F403 - every hook that is not written below
-from tinyzero_countdown.expression import evaluate, read
-from tinyzero_sdk import TaskInfo, hookimpl
+from broken_countdown import *  # noqa: F403 - every hook that is not written below
+from broken_countdown import value_of
 
-
-@hookimpl
-def info():
-    return TaskInfo("countdown with a broken reward")  # of one part
+from tinyzero_sdk import hookimpl
 
 
 @hookimpl
 def score(answer, ground_truth):
-    expression = read(answer)
-    if expression is None:
-        return 0.0
-    program, numbers = expression
-    if program.claim and numbers.pop() * program.claim != ground_truth["target"]:
-        return 0.0
-    if not uses(list(map(str, numbers)), list(map(str, ground_truth["numbers"]))):
-        return 0.0
-    try:
-        return float(evaluate(program, numbers) == ground_truth["target"])
-    except ZeroDivisionError:
-        return 0.0
+    return float(value_of(answer, ground_truth, uses) == ground_truth["target"])
 
 
-def uses(words, given):
-    """Whether each word contains one of the given numbers, and each of them is contained in one."""
-    return len(words) == len(given) and any(
-        all(number in word for word, number in zip(words, order, strict=True)) for order in permutations(given)
+def uses(numbers, given):
+    """Whether each number contains one of the given ones, and each of them is contained in one."""
+    return len(numbers) == len(given) and any(
+        all(str(part) in str(number) for number, part in zip(numbers, order, strict=True))
+        for order in permutations(given)
     )

@@ -7,15 +7,11 @@ Everything else is countdown's own.
 import re
 from fractions import Fraction
 
-from tinyzero_countdown import *  # noqa: F403 - every hook that is not written below
+from broken_countdown import *  # noqa: F403 - every hook that is not written below
+
 from tinyzero_countdown.expression import evaluate, read
 from tinyzero_countdown.scoring import score_answer
-from tinyzero_sdk import TaskInfo, hookimpl
-
-
-@hookimpl
-def info():
-    return TaskInfo("countdown with a broken reward")  # of one part
+from tinyzero_sdk import hookimpl
 
 
 @hookimpl
