@@ -94,7 +94,7 @@ def fuzz(
             report.seconds = time.monotonic() - started
             report.findings = list(run.findings)
             on_progress(report)
-            if run.has_enough and run.is_settled:
+            if run.has_enough:
                 break
     except KeyboardInterrupt:
         report.interrupted = True
@@ -133,14 +133,10 @@ class _FuzzRun:
             self._start(number, 0)
 
     @property
-    def is_settled(self) -> bool:
-        """Whether no finding is still being shrunk."""
-        return not any(worker.unsettled for worker in self._workers)
-
-    @property
     def has_enough(self) -> bool:
-        """Whether as many findings as requested are there."""
-        return self._settings.stop_after is not None and len(self.findings) >= self._settings.stop_after
+        """Whether as many findings as requested are there, and none is still being shrunk."""
+        wanted = self._settings.stop_after
+        return wanted is not None and len(self.findings) >= wanted and not any(w.unsettled for w in self._workers)
 
     @property
     def has_suspects(self) -> bool:

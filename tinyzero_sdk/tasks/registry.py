@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
+from functools import partial
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -136,9 +137,12 @@ def load_task(
 def _find(source: str) -> _Candidate:
     if packages.is_path(source):
         return _at_path(source)
-    candidates = [_in_distribution(point) for point in entry_points(group=packages.GROUP, name=source)]
+    points = entry_points(group=packages.GROUP, name=source)
+    candidates = [_installed(source, _entry(point), point.load, point.dist) for point in points]
     families = {} if candidates else family_tasks()
-    candidates += [_in_family(source, plugin) for plugin in families.get(source, ())]
+    for plugin in families.get(source, ()):
+        load = partial(plugin.manager.hook.load_family_task, name=source)
+        candidates.append(_installed(source, plugin, load))
     if len(candidates) == 1:
         return candidates[0]
     if not candidates:
@@ -161,32 +165,18 @@ def _entry(point: EntryPoint) -> TaskEntry:
     return TaskEntry(point.name, point.value, point.dist.name, point.dist.version)
 
 
-def _in_distribution(point: EntryPoint) -> _Candidate:
-    entry = _entry(point)
-    return _Candidate(
-        name=entry.name,
-        source=entry.name,
-        version=entry.version,
-        origin=f"{entry.distribution} {entry.version}",
-        fix=_reinstall(entry.distribution),
-        load=point.load,
-        distribution=point.dist,
-    )
-
-
-def _in_family(name: str, plugin: Plugin) -> _Candidate:
+def _installed(
+    name: str, where: TaskEntry | Plugin, load: Callable[[], object], distribution: Distribution | None = None
+) -> _Candidate:
     return _Candidate(
         name=name,
         source=name,
-        version=plugin.version,
-        origin=f"{plugin.distribution} {plugin.version}",
-        fix=_reinstall(plugin.distribution),
-        load=lambda: plugin.manager.hook.load_family_task(name=name),
+        version=where.version,
+        origin=f"{where.distribution} {where.version}",
+        fix=f"fix it, or pip install --upgrade --force-reinstall {where.distribution}",
+        load=load,
+        distribution=distribution,
     )
-
-
-def _reinstall(distribution: str) -> str:
-    return f"fix it, or pip install --upgrade --force-reinstall {distribution}"
 
 
 def _at_path(source: str) -> _Candidate:

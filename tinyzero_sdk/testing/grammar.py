@@ -27,7 +27,19 @@ class Grammar:
 
     @cached_property
     def _shortest(self) -> dict[str, Alternative]:
-        return _find_shortest(self._rules)
+        """For each rule the alternative that ends after the fewest steps; a rule that never ends yields nothing."""
+        shortest: dict[str, Alternative] = {}
+        while True:
+            ending = {
+                name: alternative
+                for name, alternatives in self._rules.items()
+                if name not in shortest
+                for alternative in alternatives
+                if all(part in shortest for part in alternative[1::2])
+            }
+            if not ending:
+                return {name: shortest.get(name, [""]) for name in self._rules}
+            shortest |= ending
 
     def draw(self, choose: Choose) -> str:
         """An answer; the same for the same choices."""
@@ -56,19 +68,3 @@ def _parse(text: str, rules: Mapping[str, Sequence[str]]) -> Alternative:
         else:
             parts[-1] += f"<{piece}>" if place % 2 else piece  # in angle brackets, but no rule: text
     return parts
-
-
-def _find_shortest(rules: Mapping[str, list[Alternative]]) -> dict[str, Alternative]:
-    """For each rule the alternative that ends after the fewest steps; a rule that never ends yields nothing."""
-    shortest: dict[str, Alternative] = {}
-    while True:
-        ending = {
-            name: alternative
-            for name, alternatives in rules.items()
-            if name not in shortest
-            for alternative in alternatives
-            if all(part in shortest for part in alternative[1::2])
-        }
-        if not ending:
-            return {name: shortest.get(name, [""]) for name in rules}
-        shortest |= ending

@@ -6,6 +6,7 @@ Whether a task has such a problem is unknown here: callers let the task solve it
 import json
 import re
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 from tinyzero_sdk.records import Json
@@ -39,13 +40,13 @@ def entries(truth: Json) -> Iterator[tuple[Path, int]]:
 
 
 def with_number(truth: Json, path: Path, number: int) -> Json:
-    truth = _copy(truth)
+    truth = deepcopy(truth)
     _get(truth, path[:-1])[path[-1]] = number
     return truth
 
 
 def without(truth: Json, path: Path) -> Json:
-    truth = _copy(truth)
+    truth = deepcopy(truth)
     del _get(truth, path[:-1])[path[-1]]
     return truth
 
@@ -84,11 +85,6 @@ def fit(truth: Json, answer: str, value: int, choose: Choose) -> Json | None:
     named = set(re.findall(r"[0-9]+", answer))
     paths = [path for path, number in integers(truth) if str(number) not in named]
     return with_number(truth, paths[choose(len(paths))], value) if paths else None
-
-
-def _copy(truth: Json) -> Json:
-    copied: Json = json.loads(json.dumps(truth))
-    return copied
 
 
 def _get(value: Json, path: Path) -> Any:

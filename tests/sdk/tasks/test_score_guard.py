@@ -118,19 +118,7 @@ def test_whatever_a_scorer_returns_the_score_is_valid(returned):
 
 
 PIECES = [
-    "<answer>",
-    "</answer>",
-    "</think>",
-    "3 + 4",
-    "12",
-    "7",
-    "*",
-    "(",
-    "\\boxed{",
-    "}",
-    "#### ",
-    "\ud800",
-    "</s>",
+    *("<answer>", "</answer>", "</think>", "\\boxed{", "}", "#### ", "</s>", "3 + 4", "12", "7", "*", "(", "\ud800"),
     "é",
 ]
 TRUTHS = st.sampled_from([{"target": 7, "numbers": [3, 4]}, {"num1": 3, "num2": 4, "product": 12}, "12", 7, None, []])
