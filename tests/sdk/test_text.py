@@ -4,7 +4,7 @@ import re
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tinyzero_sdk.text import last_answer, last_boxed, last_hashed, last_tagged, strip_special_tokens
@@ -21,24 +21,12 @@ def slow_last_tagged(text):
 
 
 @given(TANGLES)
+@example("<Answer>1</Answer>")
+@example("<answer><answer>1</answer></answer>")
+@example("<answer>1</think></answer>")
+@example("<think>a</think><think><answer>1</answer>")
 def test_last_tagged_equals_its_definition(text):
     assert last_tagged(text) == slow_last_tagged(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("", None), ("<answer>1", None), ("1</answer>", None), ("</answer><answer>", None),
-        ("<answer></answer>", ""), ("<answer>\n1 +\n2\n</answer>\n", "1 +\n2"),
-        ("<answer>1</answer> or <answer>2</answer>", "2"), ("<answer>1</answer> or <answer>2", "1"),
-        ("<answer><answer>1</answer>", "1"), ("<answer>1</answer></answer>", "1"),
-        ("<answer>1</answer></think>", None), ("<think><answer>1</answer></think><answer>2</answer>", "2"),
-        ("<answer>1</think></answer>", None), ("<Answer>1</Answer>", None), ("<think>So <answer>1</answer>. But", None),
-        ("<answer>1</answer> <think>Or <answer>2</answer>?", "1"), ("<think>a</think><think><answer>1</answer>", None),
-    ],
-)  # fmt: skip
-def test_last_tagged_cases(text, answer):
-    assert last_tagged(text) == answer
 
 
 def test_other_tags():
@@ -63,6 +51,9 @@ def slow_last_boxed(text):
 
 
 @given(BOX_TANGLES)
+@example(r"\boxed{\{1, 2\}}")
+@example(r"\boxed{\boxed{2}} and {\boxed{1")
+@example(r"boxed{1} \boxed 1")
 def test_last_boxed_equals_its_definition(text):
     assert last_boxed(text) == slow_last_boxed(text)
 
@@ -75,19 +66,6 @@ def test_last_answer_is_that_of_the_form_that_begins_last(text):
     ended = f"{text}</think>" if "<think>" in text else text
     wrapped = {f"{ended}<answer>7</answer>", f"{ended}\n#### 7\n", f"{ended}\n\\boxed{{7}}"}
     assert {last_answer(longer) for longer in wrapped} == {"7"}
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        (r"\boxed{42}", "42"), (r"\boxed{ 42 } apples", "42"), (r"\boxed{\frac{3}{4}}", r"\frac{3}{4}"),
-        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"), (r"\boxed{1} and \boxed{2", "1"), (r"\boxed{1 \boxed{2}", "2"),
-        (r"\boxed{\boxed{2}}", "2"), (r"{\boxed{1}", "1"), (r"\boxed{1}</think>", None), (r"\boxed 1", None),
-        ("boxed{1}", None), ("", None),
-    ],
-)  # fmt: skip
-def test_last_boxed_cases(text, answer):
-    assert last_boxed(text) == answer
 
 
 @pytest.mark.parametrize(

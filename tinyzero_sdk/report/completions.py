@@ -26,33 +26,16 @@ from tinyzero_sdk.scoring.scored_table import TEXT, read_scored_blocks, read_sco
 from tinyzero_sdk.scoring.statistics import interval_of_mean_rate, interval_of_rate, named_ranges, pass_at_k
 
 INDEX = pa.schema(
-    {
-        "step": pa.int32(),
-        "split": TEXT,
-        "decoding": TEXT,
-        "task": TEXT,
-        "problem": TEXT,
-        "sample": pa.int32(),
-        "difficulty": pa.float32(),
-        "answer": pa.string(),
-        "reason": TEXT,
-        "score": pa.float32(),
-        "correct": pa.bool_(),
-        "finished": pa.bool_(),
-        "num_tokens": pa.int32(),
-        "advantage": pa.float32(),
-    }
+    dict.fromkeys(("task", "problem", "split", "decoding", "reason"), TEXT)
+    | {"answer": pa.string()}
+    | dict.fromkeys(("step", "sample", "num_tokens"), pa.int32())
+    | dict.fromkeys(("difficulty", "score", "advantage"), pa.float32())
+    | dict.fromkeys(("correct", "finished"), pa.bool_())
 )
 TEXTS = pa.schema(
-    {
-        "prompt": pa.string(),
-        "completion": pa.string(),
-        "ground_truth": pa.string(),
-        "parts": pa.map_(pa.string(), pa.float64()),
-        "token_ends": pa.list_(pa.int32()),
-        "logprobs": pa.list_(pa.float64()),
-        "entropies": pa.list_(pa.float64()),
-    }
+    dict.fromkeys(("prompt", "completion", "ground_truth"), pa.string())
+    | {"parts": pa.map_(pa.string(), pa.float64()), "token_ends": pa.list_(pa.int32())}
+    | dict.fromkeys(("logprobs", "entropies"), pa.list_(pa.float64()))
 )
 SEARCHED = ("prompt", "completion")
 CHOICES = ("reason", "task", "split", "decoding")

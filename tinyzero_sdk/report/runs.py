@@ -82,7 +82,11 @@ def _read_run(name: str, path: Path, version: tuple[int, ...]) -> Run:
     names = sorted(set().union(*rows) - {"step"})
     values = {key: np.array([to_float(row.get(key)) for row in rows]) for key in names}
     shown = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MAX_POINTS)).round().astype(int)).tolist()
-    curves = {key: _curve(np.array(steps), column) for key, column in values.items()}
+    curves = {}
+    for key, column in values.items():
+        present = np.flatnonzero(np.isfinite(column))
+        kept = present[keep_extremes(column[present])]
+        curves[key] = np.array(steps)[kept].tolist(), column[kept].tolist()
     bands = {}
     for key in names:
         if match := _HELD_OUT.fullmatch(key):
@@ -127,12 +131,6 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
                 rows.pop()
             rows.append(row)
     return rows
-
-
-def _curve(steps: np.ndarray, values: np.ndarray) -> tuple[list[int], list[float]]:
-    present = np.flatnonzero(np.isfinite(values))
-    kept = present[keep_extremes(values[present])]
-    return steps[kept].tolist(), values[kept].tolist()
 
 
 def keep_extremes(values: np.ndarray, most: int = MAX_POINTS) -> Sequence[int] | np.ndarray:
