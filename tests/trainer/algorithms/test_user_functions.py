@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.trainer.configurations import call
 from tests.trainer.runs import lines, short_run
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import merge
@@ -18,7 +17,6 @@ from tinyzero_trainer.config.algorithm import AlgorithmConfig
 from tinyzero_trainer.config.compose import compose, make_config
 from tinyzero_trainer.config.resume import resume_config
 from tinyzero_trainer.controller.loop import train
-from tinyzero_trainer.executors.local import build as local
 
 OWN = '''
 import torch
@@ -164,18 +162,6 @@ def test_a_function_that_is_no_loss_is_one_line(own: Path, function: str, messag
     with pytest.raises(SettingsError) as caught:
         find_policy_loss(f"{own}:{function}")
     assert message in str(caught.value)
-
-
-def test_the_command_refuses_it_before_a_model_is_loaded(
-    capsys, own: Path, toy_task: str, tmp_path: Path, monkeypatch
-) -> None:
-    monkeypatch.setattr(local, "load_model", lambda *args: pytest.fail("the model was loaded"))
-    words = ("train", "--task", toy_task, "--output", str(tmp_path / "run"), "--model", "tiny", "run.device=cpu")
-    code, _, error = call(capsys, *words, f"algorithm.policy_loss={own}:nonesuch")
-    assert code == 2
-    assert error.splitlines()[-1].startswith("error: algorithm.policy_loss")
-    assert "no function" in error
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,6 @@ def path(tmp_path):
     return tmp_path / "my run ✓"
 
 
-def leave_checkpoint(run, step=5):
-    checkpoint.save(run.checkpoints, step, lambda directory: (directory / "weights").touch(), meta={})
-
-
 def refusal(path, *, resume=False):
     with pytest.raises(RunDirectoryError) as refused:
         RunDirectory.open(path, resume=resume).__enter__()
@@ -96,7 +92,7 @@ def test_a_run_that_fails_at_its_start_leaves_only_what_was_there_or_was_written
 def test_a_run_with_checkpoints_is_not_started_over(path):
     with RunDirectory.open(path) as run:
         run.save_config(CONFIG)
-        leave_checkpoint(run)
+        checkpoint.save(run.checkpoints, 5, lambda directory: (directory / "weights").touch(), meta={})
     assert f"resume with: tinyzero train --output '{path}' --resume" in refusal(path)
     with RunDirectory.open(path, resume=True) as run:
         assert checkpoint.latest(run.checkpoints).step == 5

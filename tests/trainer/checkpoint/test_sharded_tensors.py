@@ -14,10 +14,11 @@ from tests.faults import Faults
 from tests.trainer.distributed.sharded import CASES, CPU, NOW, PLAIN, make_policy, synthetic_batch
 from tests.trainer.distributed.test_ranks import OPTIMIZER, copies
 from tests.trainer.processes import on_ranks
+from tests.trainer.samples import build_policy
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.checkpoint.sharded_tensors import check_sharded, load_sharded, load_whole, save_sharded
 from tinyzero_trainer.checkpoint.store import DamagedCheckpointError
-from tinyzero_trainer.config import AlgorithmConfig, CriticConfig, LoraConfig
+from tinyzero_trainer.config import CriticConfig, LoraConfig
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, process_group, shard
 from tinyzero_trainer.models.loading import LanguageModel, load_model, save_model
 from tinyzero_trainer.models.lora import DIRECTORY as ADAPTER
@@ -27,7 +28,6 @@ from tinyzero_trainer.training.build import _load
 from tinyzero_trainer.training.critic import Critic
 from tinyzero_trainer.training.logprobs import PolicyModel
 from tinyzero_trainer.training.optimizer import Optimizer
-from tinyzero_trainer.training.policy import Policy
 
 
 def test_one_rank_writes_and_reads_shards_too_and_nothing_is_pickled(tmp_path: Path) -> None:
@@ -81,18 +81,13 @@ def test_what_cannot_be_written_is_an_os_error(tmp_path: Path) -> None:
 # ---- several processes ----------------------------------------------------------------------------------------------
 
 
-def models_of(start: str, case: str, options: FsdpOptions) -> tuple[Policy, Critic]:
-    policy = make_policy(_load(start, options), CASES[case], options)
-    policy._optimizer = Optimizer(policy.language_model.model, OPTIMIZER)
-    critic = Critic(_load(start, options), settings=CriticConfig(), optimizer=OPTIMIZER, options=options)
-    return policy, critic
-
-
 def begin(start: str, directory: str, batch: TrainingBatch, options: FsdpOptions = PLAIN) -> dict[str, Tensor]:
     """Two updates, saved; with an adapter in its own directory."""
     weights = {}
     for case in ("all weights", "LoRA"):
-        policy, critic = models_of(start, case, options)
+        policy = make_policy(_load(start, options), CASES[case], options)
+        policy._optimizer = Optimizer(policy.language_model.model, OPTIMIZER)
+        critic = Critic(_load(start, options), settings=CriticConfig(), optimizer=OPTIMIZER, options=options)
         path = Path(directory, case)
         path.mkdir(parents=True, exist_ok=True)
         for _ in range(2):
@@ -113,7 +108,10 @@ def resume(start: str, directory: str, batch: TrainingBatch) -> dict[str, Any]:
         path = Path(directory, case)
         language_model = load_model(str(path) if case == "all weights" else start, CPU)
         if case == "LoRA":
-            policy = resumed_adapter(language_model, path)
+            adapter = Adapter(language_model.model, LoraConfig(rank=4), seed=0, start=None)
+            adapter.load(path / ADAPTER)
+            shard(PolicyModel(language_model.model), PLAIN)
+            policy = build_policy(replace(language_model, adapter=adapter), optimizer=OPTIMIZER, max_tokens=40)
         else:
             policy = make_policy(language_model, CASES[case], PLAIN)
         policy._optimizer = Optimizer(policy.language_model.model, OPTIMIZER)
@@ -125,14 +123,6 @@ def resume(start: str, directory: str, batch: TrainingBatch) -> dict[str, Any]:
         results[f"{case}/metrics"] = critic.update(batch) | policy.update(batch, NOW)
         results[f"{case}/weights"] = copies(named_weights(policy.language_model.model))
     return results
-
-
-def resumed_adapter(language_model: LanguageModel, path: Path) -> Policy:
-    adapter = Adapter(language_model.model, LoraConfig(rank=4), seed=0, start=None)
-    adapter.load(path / ADAPTER)
-    shard(PolicyModel(language_model.model), PLAIN)
-    options: Any = {"algorithm": AlgorithmConfig(), "optimizer": OPTIMIZER, "max_tokens": 40, "reference": None}
-    return Policy(replace(language_model, adapter=adapter), **options)
 
 
 FOUR = pytest.mark.nightly(reason="four processes; replicas and sequence-parallel groups are saved as they are trained")

@@ -151,6 +151,7 @@ def test_a_number_of_gpus_or_an_address_means_ray(capsys, calls, tmp_path):
             "model.path is given twice, as a flag and as model.path=gpt2",
         ),
         ("--task countdown --output {run}", "{run} holds a run with checkpoints; resume with: tinyzero train --output"),
+        ("--task countdown algorithm.policy_loss=nowhere:loss", "algorithm.policy_loss"),
         ("--task countdown rollout.engine=vllm", "rollout.engine=vllm needs vLLM, which is not installed; pip install"),
     ],
 )

@@ -88,13 +88,10 @@ def test_a_task_is_named_by_itself_and_among_several_by_its_last_part(tasks: lis
         (["task.numbers=[3]"], "task.numbers is ambiguous with several tasks; write tasks.countdown.options.numbers"),
         (["tasks.countdown.weigth=2"], "unknown key 'tasks.countdown.weigth'; did you mean 'tasks.countdown.weight'?"),
         (["tasks.gsm8k.weight=0"], "tasks.gsm8k.weight: got 0; input should be greater than 0"),
-        (["tasks.gsm8k.task=3"], "tasks.gsm8k.task: got 3; input should be a valid string"),
         (["tasks.countdown.weight=3"], "tasks.countdown.weight is given twice"),
         (["eval.tasks=[gsm8k,multiply]"], "eval.tasks.multiply: the run trains on it, and evaluates it anyway"),
         (["eval.tasks.gsm8k.weight=2"], "eval.tasks.gsm8k.weight has no effect"),
-        (["eval.tasks=[gsm8k,1]"], "eval.tasks.1: got 1; input should be a valid string"),
         (["eval.pass_at=[1,8,8]"], "eval.pass_at: got [1, 8, 8], expected each k once, such as [1, 8]"),
-        (["eval.pass_at=[1,9999]"], "eval.pass_at.1: got 9999; input should be less than or equal to 1024"),
     ],
 )
 def test_a_mistake_is_one_line(words: list[str], message: str) -> None:
@@ -109,7 +106,6 @@ def test_a_mistake_is_one_line(words: list[str], message: str) -> None:
     [
         (["countdown:2"], "tasks.countdown.weight=2 has no effect: there is no other task; leave it out"),
         (["countdown:two", "multiply"], "--task countdown:two: got the weight 'two', expected TASK or TASK:WEIGHT"),
-        (["countdown:-1", "multiply"], "tasks.countdown.weight: got -1.0; input should be greater than 0"),
         (["countdown:inf", "multiply"], "tasks.countdown.weight: got inf; input should be less than inf"),
         (["./a/x.py", "./b/x.py"], "two of --task would be called 'x'; give them different names in a file"),
     ],

@@ -37,17 +37,11 @@ def test_a_run_without_a_checkpoint_cannot_be_evaluated(saved_run):
         evaluation_config({"model": {"path": str(saved_run)}})
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"optimizer": {"learning_rate": 1.0}}, r"optimizer\.learning_rate has no effect on an evaluation"),
-        ({"model": {"path": 3}}, ": got 3[;,] input should be a valid string"),
-        ({"run": {"task": 3}}, ": got 3[;,] expected the name"),
-    ],
-)
-def test_a_setting_without_effect_or_of_a_wrong_type_is_refused(values: dict, message: str):
-    with pytest.raises(SettingsError, match=message):
-        evaluation_config({"run": {"task": "countdown"}, **values})
+def test_a_setting_without_effect_or_of_a_wrong_type_is_refused():
+    with pytest.raises(SettingsError, match=r"optimizer\.learning_rate has no effect on an evaluation"):
+        evaluation_config({"run": {"task": "countdown"}, "optimizer": {"learning_rate": 1.0}})
+    with pytest.raises(SettingsError, match=r": got 3[;,] expected the name"):
+        evaluation_config({"run": {"task": 3}})
 
 
 def test_every_evaluation_key_exists():

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainer.executors.test_ray_out_of_memory import LOSS, make_config, run_out_and_resume, save_toy_model
+from tests.trainer.executors.test_ray import make_config
+from tests.trainer.executors.test_ray_out_of_memory import LOSS, TWO_STEPS, run_out_and_resume, save_toy_model
 from tests.trainer.processes import in_own_process, needs_ray
 from tinyzero_sdk.settings import read_toml
 from tinyzero_trainer.config import TrainConfig
@@ -37,7 +38,7 @@ def configure(folder: Path, gpus: int, after: str) -> TrainConfig:
     """A run of which the last rank has too little memory once a file exists."""
     save_toy_model(folder)
     (loss := folder / "loss.py").write_text(LOSS.format(fits=FITS, rank=gpus - 1, after=folder / after))
-    values: dict[str, Any] = {
+    values: dict[str, Any] = TWO_STEPS | {
         "run__device": "auto",
         "run__executor": "local" if gpus == 1 else "ray",
         "parallel__world_size": None,

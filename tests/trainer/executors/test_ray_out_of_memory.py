@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.configurations import changed
-from tests.trainer.conftest import SHAPE, TOY_TASK
+from tests.trainer.conftest import SHAPE
+from tests.trainer.executors.test_ray import RANKS, make_config
 from tests.trainer.processes import in_own_process
 from tinyzero_sdk.settings import read_toml
 from tinyzero_trainer.cli.oom_advice import advise_on_out_of_memory
@@ -18,6 +18,8 @@ from tinyzero_trainer.models.new_model import build_model, build_tokenizer
 from tinyzero_trainer.utils.oom import OutOfMemoryError
 
 TOKENS, FITS = 40, 20
+TWO_STEPS: dict[str, Any] = {"run__steps": 2, "data__prompts_per_step": 8, "rollout__return_logprobs": "sample"}
+TWO_STEPS |= {"algorithm__kl_coefficient": 0.0}
 LOSS = """
 from pathlib import Path
 
@@ -45,21 +47,6 @@ PolicyModel.forward = too_much
 """A loss of the user's own, in whose module a rank has too little memory for large passes once a file exists."""
 
 
-def make_config(folder: Path, name: str, **changes: Any) -> TrainConfig:
-    values: dict[str, Any] = {
-        "run": {"task": str(TOY_TASK), "output": str(folder / name), "steps": 2, "device": "cpu", "executor": "ray"},
-        "parallel": {"world_size": 2},
-        "task": {"limit": 5},
-        "model": {"path": str(folder / "model")},
-        "data": {"prompt_template": "base", "test_fraction": 0.4, "prompts_per_step": 8},
-        "rollout": {"group_size": 4, "max_completion_tokens": 8, "return_logprobs": "sample"},
-        "optimizer": {"learning_rate": 1e-3, "num_mini_batches": 2, "micro_batch_tokens": TOKENS},
-        "eval": {"num_problems": 8, "every": 0},
-        "checkpoint": {"every": 1},
-    }
-    return changed(values, changes)
-
-
 def save_toy_model(folder: Path) -> None:
     tokenizer = build_tokenizer()
     save_model(folder / "model", from_parts("toy", build_model(SHAPE, tokenizer, seed=0), tokenizer))
@@ -78,7 +65,7 @@ def run_out_and_resume(config: TrainConfig) -> str:
 def test_the_run_ends_and_says_how_it_goes_on(tmp_path: Path) -> None:
     save_toy_model(tmp_path)
     (loss := tmp_path / "loss.py").write_text(LOSS.format(fits=FITS, rank=1, after=tmp_path / "run/checkpoints/step_1"))
-    config = make_config(tmp_path, "run", algorithm__policy_loss=f"{loss}:loss")
+    config = make_config(tmp_path, "run", **TWO_STEPS, **RANKS, algorithm__policy_loss=f"{loss}:loss")
     line = in_own_process(run_out_and_resume, tmp_path, config)  # since Ray leaves much open
     assert line == (
         "the GPU's memory ran out while the weights were updated (Tried to allocate 4.64 GiB); resume from the last "

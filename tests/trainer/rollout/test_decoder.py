@@ -20,11 +20,6 @@ def prompts() -> tuple[torch.Tensor, torch.Tensor]:
     return tokens * mask, mask
 
 
-def next_logits(model: PreTrainedModel, sequence: torch.Tensor) -> torch.Tensor:
-    """The model's logits after one unpadded sequence, without a cache."""
-    return model(input_ids=sequence[None], use_cache=False).logits[0, -1]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [FusedDecoder, TransformersDecoder])
 @torch.inference_mode()
@@ -37,7 +32,8 @@ def test_cached_logits_equal_those_of_the_whole_sequence(any_model: PreTrainedMo
     for step in range(CACHE_BLOCK + 3):
         if step in (0, 1, CACHE_BLOCK, CACHE_BLOCK + 2):
             for row, sequence in enumerate(sequences):
-                torch.testing.assert_close(logits[row], next_logits(any_model, sequence), atol=2e-4, rtol=1e-4)
+                expected = any_model(input_ids=sequence[None], use_cache=False).logits[0, -1]
+                torch.testing.assert_close(logits[row], expected, atol=2e-4, rtol=1e-4)
         if step == 1:
             rows = torch.tensor([5, 0, 3])
             decoder.keep(rows)

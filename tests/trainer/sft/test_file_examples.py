@@ -177,30 +177,20 @@ def test_held_out_problems_are_refused_whatever_the_format(read: Read, toy_task:
     with pytest.raises(DataError, match=r"rows\.parquet:3 is of a held-out problem"):
         read(rows, "rows.parquet", tasks=tasks, test_fraction=0.3)
     assert len(texts(read(rows[:2], tasks=tasks, test_fraction=0.3))) == 1
-    with pytest.raises(DataError, match=r"rows\.jsonl:1 is of a held-out problem"):  # the task is none of the run's
-        read([scored(task, trained, "yes", data_source="other", extra_info={"split": "test"})], tasks=tasks)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "row",
-    [
+    for row in (
         {"prompt": "asked otherwise", "completion": "no"},
         {"messages": [{"role": "user", "content": "asked otherwise"}, {"role": "assistant", "content": "no"}]},
-    ],
-)
-def test_rows_of_a_data_file_tell_their_problem_whatever_the_prompt(read: Read, toy_task: str, row: Any) -> None:
-    tasks = {"toy": {"task": toy_task, "options": {"limit": 9}}}
-    task = load_tasks(compose_sft({"tasks": tasks}).task_specs)["toy"]
-    held_out = problems(task, "test", 1, 0.3)[0]
-    for of_problem in (
-        {"extra_info": {"split": "test", "key": "known"}},
-        {"ground_truth": held_out.ground_truth, **held_out.data},
-        {"data_source": task.name, "reward_model": {"ground_truth": held_out.ground_truth}, **held_out.data},
     ):
-        with pytest.raises(DataError, match=r"rows\.jsonl:1 is of a held-out problem"):
-            read([{**row, **of_problem}], tasks=tasks, test_fraction=0.3)
-    assert len(texts(read([row], tasks=tasks, test_fraction=0.3))) == 1
+        assert len(texts(read([row], tasks=tasks, test_fraction=0.3))) == 1
+        for of_problem in (
+            {"extra_info": {"split": "test", "key": "known"}},
+            {"ground_truth": held_out.ground_truth, **held_out.data},
+            {"data_source": task.name, "reward_model": {"ground_truth": held_out.ground_truth}, **held_out.data},
+        ):
+            with pytest.raises(DataError, match=r"rows\.jsonl:1 is of a held-out problem"):
+                read([{**row, **of_problem}], tasks=tasks, test_fraction=0.3)
+    with pytest.raises(DataError, match=r"rows\.jsonl:1 is of a held-out problem"):  # the task is none of the run's
+        read([scored(task, trained, "yes", data_source="other", extra_info={"split": "test"})], tasks=tasks)
 
 
 @pytest.mark.parametrize("wrapped", ["{}\n", "Think first.\n{}", "{}\nThink first."])

@@ -27,19 +27,6 @@ def one_batch(toy: LanguageModel) -> forward.MicroBatch:
     return batch
 
 
-def test_logprobs_and_entropy_equal_those_of_each_sequence_alone(toy_model: LanguageModel) -> None:
-    rollouts, batch = ragged_samples(toy_model), one_batch(toy_model)
-    statistics = PolicyModel(toy_model.model.eval())(batch, temperature=2.0)
-    rows = zip(batch.indices, *(part.split(batch.lengths.tolist()) for part in statistics[:2]), strict=True)
-    for row, logprobs, entropy in rows:
-        prompt, ids = rollouts[row].prompt.token_ids, rollouts[row].generation.token_ids
-        logits = toy_model.model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1] / 2.0
-        alone = torch.distributions.Categorical(logits=logits)
-        torch.testing.assert_close(logprobs, alone.log_prob(torch.tensor(ids)), atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(entropy, alone.entropy(), atol=1e-5, rtol=1e-5)
-    assert statistics.divergence is None
-
-
 @pytest.mark.parametrize("estimator", ["exact", "k3"])
 def test_chunks_change_neither_values_nor_gradients(
     toy_model: LanguageModel, estimator: KlEstimator, monkeypatch: pytest.MonkeyPatch
