@@ -85,8 +85,11 @@ def after_out_of_memory(
     for change in (*less, *candidate_changes(config)):
         changes_something = any(setting(config, key) != value for key, value in change.items())
         allowed = not resumed or change.keys() <= resumable(TrainConfig)
-        if changes_something and allowed and _lowers(spec, config, change, phases):
-            return " ".join(f"{key}={format_value(value)}" for key, value in change.items())
+        if not changes_something or not allowed:
+            continue
+        with suppress(ValueError):  # the change contradicts other settings
+            if _held(spec, with_settings(config, change), phases) < _held(spec, config, phases):
+                return " ".join(f"{key}={format_value(value)}" for key, value in change.items())
     return ""
 
 
@@ -164,13 +167,6 @@ def on_which_gpu(config: TrainConfig, phase: Phase) -> str:
 def as_overrides(changes: Iterable[Change]) -> str:
     """Changes as `key=value`, ready to be typed."""
     return " ".join(f"{change.key}={format_value(change.value)}" for change in changes)
-
-
-def _lowers(spec: ModelSpec, config: TrainConfig, settings: Settings, phases: Collection[str]) -> bool:
-    """Whether settings lower what is held in the worst of some phases."""
-    with suppress(ValueError):  # the settings contradict others
-        return _held(spec, with_settings(config, settings), phases) < _held(spec, config, phases)
-    return False
 
 
 def _held(spec: ModelSpec, config: TrainConfig, phases: Collection[str]) -> int:

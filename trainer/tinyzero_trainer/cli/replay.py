@@ -128,12 +128,7 @@ def _show_model(name: str, diagnosis: "Diagnosis") -> None:
             shown.add_row(*cells)
     if diagnosis.updates:
         stdout.print(shown)
-    _show_first(diagnosis)
-
-
-def _show_first(diagnosis: "Diagnosis") -> None:
-    """Show the first micro-batch with something that is not finite, if there is one."""
-    candidates = (
+    candidates = (  # for the first with something that is not finite
         (f"update {number}, micro-batch {place}", part)
         for number, update in enumerate(diagnosis.updates, 1)
         for place, part in enumerate(update.micro_batches, 1)

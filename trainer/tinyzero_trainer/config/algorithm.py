@@ -18,7 +18,7 @@ from tinyzero_trainer.algorithms.kinds import (
     loss_of,
 )
 from tinyzero_trainer.algorithms.schedules import Decay, decayed, warmed_up
-from tinyzero_trainer.algorithms.user_functions import checked_name, version_of
+from tinyzero_trainer.algorithms.user_functions import checked_name
 from tinyzero_trainer.config.settings import RESUMABLE, SINGLE_UPDATE, SMALLER, Option, ReadBy, TradesMemory, UsedIf
 from tinyzero_trainer.utils.bounds import Auto, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -121,11 +121,6 @@ class AlgorithmConfig:
     def loss(self) -> Loss:
         """What the policy loss reads."""
         return loss_of(self.policy_loss)
-
-    @property
-    def own_functions(self) -> dict[str, str]:
-        """The versions of the user's own functions, by name."""
-        return {name: version_of(name) for name in (self.advantage_estimator, self.policy_loss) if ":" in name}
 
     def needs(self, need: Need) -> bool:
         """Whether the advantage estimator needs this."""

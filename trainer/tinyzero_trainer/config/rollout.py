@@ -265,7 +265,6 @@ class RolloutCorrectionConfig:
 
     @property
     def corrects(self) -> bool:
-        """Whether anything is corrected."""
         return self.is_level is not None or self.rejection_bounds is not None
 
 

@@ -53,7 +53,6 @@ class AnyRunConfig:
 
     @property
     def kind(self) -> ExecutorKind:
-        """What the executor is."""
         return find_executor(self.executor)
 
 

@@ -234,7 +234,6 @@ Settings = Mapping[str, Any]
 
 
 def setting(config: Any, key: str) -> Any:
-    """A setting's value."""
     return attrgetter(key)(config)
 
 

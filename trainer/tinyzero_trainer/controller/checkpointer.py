@@ -13,6 +13,7 @@ import torch
 from rich.filesize import decimal
 
 from tinyzero_sdk.console import plural
+from tinyzero_trainer.algorithms.user_functions import version_of
 from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.config import SftConfig, TrainConfig
@@ -89,7 +90,9 @@ class Checkpointer:
         assert workers.policy is not None
         self.config, self.run, self.workers, self.policy = config, run, workers, workers.policy
         self._saved_step, self._timing = None if saved is None else saved.state.step, dict[str, float]()
-        self._functions = {} if isinstance(config, SftConfig) else config.algorithm.own_functions
+        of_run = None if isinstance(config, SftConfig) else config.algorithm
+        names = () if of_run is None else (of_run.advantage_estimator, of_run.policy_loss)
+        self._functions = {name: version_of(name) for name in names if ":" in name}
         meta: Any = {} if saved is None else saved.checkpoint.meta
         for name, version in self._functions.items():
             if meta.get("functions", {}).get(name, version) != version:

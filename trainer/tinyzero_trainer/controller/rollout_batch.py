@@ -39,7 +39,6 @@ _BATCH, _PROMPTS, _ROLLOUTS = TypeAdapter(RolloutBatch), TypeAdapter(list[Prompt
 
 
 def to_json(batch: RolloutBatch) -> bytes:
-    """A batch as JSON."""
     values = _BATCH.dump_python(batch, exclude={"rollouts", "kept"})
     places = {id(rollout): place for place, rollout in enumerate(batch.rollouts)}
     values |= _columns(batch.rollouts) | {"kept": [places[id(rollout)] for rollout in batch.kept]}
@@ -54,7 +53,6 @@ def from_json(text: bytes) -> RolloutBatch:
 
 
 def rollouts_to_json(rollouts: Sequence[Rollout]) -> bytes:
-    """Completions alone as JSON."""
     return _dumped(_columns(rollouts))
 
 

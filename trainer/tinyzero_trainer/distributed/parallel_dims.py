@@ -78,7 +78,6 @@ class ParallelDims:
         return sum(map(self.count, self.gpu_roles))
 
     def count(self, role: GpuRole) -> int:
-        """GPUs of a role."""
         return self.world_size if role == "rank" else self.num_engines * self.engine_tp
 
     def shard(self, parameters: int) -> int:

@@ -61,7 +61,15 @@ def check_nodes(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     if ray is None or ray.error:
         return
     for node in ray.nodes:
-        yield Finding("node", "ok", f"{node.address}{' (the head)' if node.head else ''}, {_description(node)}")
+        parts = [
+            f"{node.address}{' (the head)' if node.head else ''}",
+            f"{node.gpus_free:g} of {_count(node.gpus, 'GPU')} free" if node.gpus else "no GPU",
+            f"{node.cpus_free:g} of {_count(node.cpus, 'CPU')} free",
+            f"object store {as_size(node.store)}",
+        ]
+        if node.report and node.report.shared_memory is not None:
+            parts.append(f"/dev/shm {as_size(node.report.shared_memory)}")
+        yield Finding("node", "ok", ", ".join(parts))
         if node.error:
             what, do = f"{node.address} runs no task: {node.error}", f"see /tmp/ray/session_latest/logs, and {RESTART}"
             yield Finding("node", "error", what, do, (f"ray start --address={ray.address}",))
@@ -71,18 +79,6 @@ def check_nodes(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
             what = f"{as_size(size)} of shared memory (/dev/shm) on {_names(nodes)}, too little for {SHARED_FOR[level]}"
             do = "start the container with more; on Kubernetes, mount an emptyDir of `medium: Memory`"
             yield Finding("shared memory", level, what, do, ("docker run --shm-size=16g …",))
-
-
-def _description(node: Node) -> str:
-    report = node.report
-    parts = [
-        f"{node.gpus_free:g} of {_count(node.gpus, 'GPU')} free" if node.gpus else "no GPU",
-        f"{node.cpus_free:g} of {_count(node.cpus, 'CPU')} free",
-        f"object store {as_size(node.store)}",
-    ]
-    if report and report.shared_memory is not None:
-        parts.append(f"/dev/shm {as_size(report.shared_memory)}")
-    return ", ".join(parts)
 
 
 # ---- what must be the same -------------------------------------------------------------------------------------------

@@ -60,7 +60,14 @@ def build_workers(
         ActorPool(group, config.ray.timeout) as pool,
         ExitStack() as stack,
     ):
-        ranks = _start_ranks(config, pool, dims)
+        count = dims.world_size
+        ranks = TrainerActors(
+            [
+                pool.start(f"policy rank {index} of {count}", actors.TrainerActor, config, index, count, dims.device)
+                for index in range(count)
+            ]
+        )
+        _share_gpus(dims, ranks.actors)
         number, engine = dims.dedicated_engines, "the rollout engine"
         names = [engine if number == 1 else f"{engine} {index} of {number}" for index in range(number)]
         engines = [
@@ -148,16 +155,6 @@ def _connect_engines(
     return DedicatedEngines(
         ranks, [Restartable(engine.name, engine, restart, limits, report) for engine in engines], chunks
     )
-
-
-def _start_ranks(config: TrainConfig, pool: "ActorPool", dims: ParallelDims) -> TrainerActors:
-    count = dims.world_size
-    ranks = [
-        pool.start(f"policy rank {index} of {count}", actors.TrainerActor, config, index, count, dims.device)
-        for index in range(count)
-    ]
-    _share_gpus(dims, ranks)
-    return TrainerActors(ranks)
 
 
 def _share_gpus(dims: ParallelDims, ranks: Sequence[ActorHandle]) -> None:
