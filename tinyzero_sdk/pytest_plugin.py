@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tinyzero_sdk.testing import Checker, Property
+    from tinyzero_sdk.testing import Property
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -45,25 +45,17 @@ class TaskCollector(pytest.Collector):
         from tinyzero_sdk.errors import TinyZeroError
 
         try:
-            from tinyzero_sdk.testing import find_properties
+            from tinyzero_sdk.tasks.registry import load_task_from_line
+            from tinyzero_sdk.testing import Checker, find_properties
 
-            self.checker = self._open()
+            option = self.config.getoption
+            task = load_task_from_line(self.name, allow_unsafe_scorers=option("--tinyzero-allow-unsafe-scorers"))
+            self.checker = Checker(task, examples=option("--tinyzero-examples"), seed=option("--tinyzero-seed"))
         except TinyZeroError as error:
             raise self.CollectError(str(error)) from None
         self.config.add_cleanup(self.checker.close)
-        for prop in find_properties([], self.checker.task):
+        for prop in find_properties([], task):
             yield PropertyItem.from_parent(self, name=prop.name, prop=prop)
-
-    def _open(self) -> "Checker":
-        from tinyzero_sdk.tasks.registry import load_task_from_line
-        from tinyzero_sdk.testing import Checker
-
-        unsafe = self.config.getoption("--tinyzero-allow-unsafe-scorers")
-        return Checker(
-            load_task_from_line(self.name, allow_unsafe_scorers=unsafe),
-            examples=self.config.getoption("--tinyzero-examples"),
-            seed=self.config.getoption("--tinyzero-seed"),
-        )
 
 
 class PropertyItem(pytest.Item):

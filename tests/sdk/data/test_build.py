@@ -139,18 +139,6 @@ def test_files_are_the_same_bytes_for_any_number_of_workers(task_file, tmp_path)
 
 
 @pytest.mark.slow
-def test_all_problems_there_are(task_file, tmp_path):
-    task = load_task(task_file, options={"keys": 500})
-    sizes = {"train": None, "test": None}
-    reports = write_dataset(task, tmp_path, sizes=sizes, workers=2)
-    assert sum(report.rows for report in reports.values()) == 500
-    numbers = {
-        row["reward_model"]["ground_truth"]["n"] for split in sizes for row in read_rows(tmp_path / f"{split}.parquet")
-    }
-    assert numbers == set(range(500))
-
-
-@pytest.mark.slow
 def test_files_hold_what_iterate_gives_and_share_no_problem(task_file, tmp_path):
     task = load_task(task_file, options={"keys": 4000})
     build(task, tmp_path, seed=5)

@@ -5,12 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from itertools import product
 
 import pytest
 
 from tests.sdk.evaluation.conftest import rows_of
+from tests.sdk.scoring.test_pool import eventually
 from tinyzero_sdk.errors import DataError, SettingsError
 from tinyzero_sdk.evaluation.sample_log import SampleFile
 from tinyzero_sdk.scoring.outputs import RESULT_COLUMNS
@@ -59,22 +59,15 @@ def evaluate_in_a_process(server, task, output):
     )
 
 
-def wait_for_lines(path, count):
-    until = time.monotonic() + 30
-    while time.monotonic() < until:
-        if path.exists() and path.read_bytes().count(b"\n") >= count:
-            return
-        time.sleep(0.005)
-    raise AssertionError("no completions came")
-
-
 @pytest.mark.slow
 def test_a_killed_evaluation_resumes_to_the_same_result(server, task, tmp_path):
     server.delay = 0.05
     output = tmp_path / "out.jsonl"
     for killed in range(2):
         process = evaluate_in_a_process(server, task, output)
-        wait_for_lines(output, 10 + 16 * killed)
+        assert eventually(
+            lambda enough=10 + 16 * killed: output.exists() and output.read_bytes().count(b"\n") >= enough
+        )
         process.kill()
         process.communicate()
     kept = {line for line in output.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")}
@@ -96,7 +89,7 @@ def test_a_stopped_evaluation_says_how_to_resume(server, task, tmp_path, number,
     server.delay = 0.3
     output = tmp_path / "out.jsonl"
     process = evaluate_in_a_process(server, task, output)
-    wait_for_lines(output, 1)
+    assert eventually(lambda: output.exists() and output.read_bytes().count(b"\n") >= 1)
     os.kill(process.pid, number)
     _, err = process.communicate(timeout=10)
     assert process.returncode == code
