@@ -39,12 +39,6 @@ RTX_4090 = target_of("RTX 4090")
 LARGER, VLLM = "Qwen/Qwen2.5-1.5B", "rollout.engine=vllm"
 
 
-def oom_line(config: TrainConfig, phase: str, reason: str = "") -> str:
-    error = OutOfMemoryError(phase, reason)
-    error.advice = oom_advice.advice_for(error, config)
-    return str(error)
-
-
 @pytest.fixture
 def small_gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A machine with one GPU, which a test may make smaller."""
@@ -158,8 +152,8 @@ def test_where_resuming_cannot_help_a_new_run_may(small_gpu: SimpleNamespace, tm
     (tmp_path / "checkpoints" / "step_1").mkdir(parents=True)
     spare = ["memory.cpu_offload=always", "memory.activation_checkpointing=true", "optimizer.micro_batch_tokens=1024"]
     config = config_of(f"run.output={tmp_path}", *GRPO_1024, *spare)
-    line = oom_line(config, "the weights were updated")
-    words = line.partition("; no setting that --resume may change helps: start a run in another --output with ")[2]
+    line = oom_advice.advice_for(OutOfMemoryError("the weights were updated"), config)
+    words = line.partition("no setting that --resume may change helps: start a run in another --output with ")[2]
     assert words.startswith("lora.rank=32 optimizer.learning_rate=1e-05, or take a smaller model or a GPU")
 
 

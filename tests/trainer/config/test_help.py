@@ -22,14 +22,8 @@ def test_help_shows_the_keys_within_eighty_columns(capsys, monkeypatch, command)
     assert code == 0
     assert all(len(line) <= 80 for line in shown.splitlines())
     assert [line for line in shown.splitlines() if line.startswith("╭") and "…" in line] == []
-    expected = (
-        KEYS
-        if command == "train"
-        else EVALUATION_KEYS
-        if command == "eval"
-        else ["data.max_per_problem", "new_model.layers"]
-    )
-    for key in expected:
+    expected = {"train": KEYS, "eval": EVALUATION_KEYS, "sft": ["data.max_per_problem", "new_model.layers"]}
+    for key in expected[command]:
         assert f"{key}=" in shown or f"{key}.KEY=" in shown
 
 

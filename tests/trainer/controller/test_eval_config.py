@@ -26,11 +26,6 @@ def test_a_runs_model_is_evaluated_on_the_runs_own_problems(saved_run, model):
     assert config.eval.num_problems == 64
 
 
-def test_a_runs_model_can_be_evaluated_on_another_task(saved_run):
-    config = evaluation_config({"model": {"path": str(saved_run)}, "run": {"task": "multiply"}})
-    assert config.task_specs == (TaskSpec("multiply", "multiply", 1.0, {}),)
-
-
 def test_a_run_without_a_checkpoint_cannot_be_evaluated(saved_run):
     (saved_run / "checkpoints" / "step_10").rename(saved_run / "step_10")
     with pytest.raises(TinyZeroError, match="has no checkpoint yet"):

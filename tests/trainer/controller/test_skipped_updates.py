@@ -100,11 +100,6 @@ def test_several_in_a_row_end_the_run_which_can_be_resumed(fault_row, configure,
     poison(2, 6, 7, 8)  # one by itself, and three: the last of step 3 and both of step 4
     with pytest.raises(UpdateError) as error:
         train(config)
-    assert str(error.value) == (
-        "3 updates in a row had a loss or gradient that is not finite, and were skipped, the last in step 4; to see "
-        f"where: tinyzero replay {output} 4; if it happens again, start again with a lower optimizer.learning_rate; "
-        f"step 2 is saved; resume with: tinyzero train --output {output} --resume"
-    )
     fault_row.check(error.value)
     assert [row.get("actor/skipped_updates") for row in lines(output)] == [None, 1, 0, 1]
     assert sorted(file.name for file in (output / "skipped").iterdir()) == [f"step_{step}.json" for step in (1, 3, 4)]

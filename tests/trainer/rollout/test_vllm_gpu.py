@@ -53,17 +53,13 @@ def engine(model: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> It
     engine.close()
 
 
-def perturb(model: LanguageModel) -> None:
-    with torch.no_grad():
-        weight = model.model.get_input_embeddings().weight
-        weight.add_(weight.std() * torch.randn_like(weight))
-
-
 def test_new_weights_arrive_each_time(engine: RestartingEngine, model: LanguageModel) -> None:
     params = SamplingParams(8, ignore_eos=True)  # sampled: the greedy token of random weights hardly changes
     seen = []
     for _ in range(3):
-        perturb(model)
+        with torch.no_grad():
+            weight = model.model.get_input_embeddings().weight
+            weight.add_(weight.std() * torch.randn_like(weight))
         engine.load_weights()  # and are compared with the policy's
         seen.append(str(engine.generate(PROMPTS, 1, params, seed=0)))
     assert len(set(seen)) == 3

@@ -161,18 +161,6 @@ def test_epochs_set_the_number_of_steps(
     assert "warning: data.batch_size=21 is more than the 20 examples; give less" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_what_cannot_be_trained_is_refused_and_leaves_no_checkpoint(
-    configure: Configure, mute_task: str, tmp_path: Path
-) -> None:
-    with pytest.raises(TinyZeroError, match="makes no examples"):
-        fine_tune(configure(tasks={"mute": {"task": mute_task}}))
-    assert not list((tmp_path / "run" / "checkpoints").iterdir())
-    with pytest.raises(TinyZeroError, match=r"unknown key 'optimizer\.lr'"):
-        fine_tune(configure("other", settings={"optimizer": {"lr": 1.0}}))
-    assert not (tmp_path / "other").exists()
-
-
 @pytest.mark.parametrize("error", [SafetensorError("I/O error: No space left on device"), OSError(28, "No space left")])
 @pytest.mark.fault(
     "F1",
@@ -234,6 +222,12 @@ def test_contradictions_and_settings_without_effect_are_refused(
     with pytest.raises(TinyZeroError) as caught:
         configure(**groups)
     assert message in str(caught.value)
+
+
+def test_impossible_settings_for_the_model_are_refused_before_it_is_made(configure: Configure, tmp_path: Path) -> None:
+    with pytest.raises(TinyZeroError, match=r"unknown key 'optimizer\.lr'"):
+        fine_tune(configure(settings={"optimizer": {"lr": 1.0}}))
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
