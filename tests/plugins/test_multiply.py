@@ -94,18 +94,6 @@ def test_any_text_gets_the_oracle_s_score(text, num1, num2):
         assert score_answer(text, ground_truth).correct == is_right(text, ground_truth)
 
 
-@given(
-    st.sampled_from(["408", "+408.", "12 * 34 = 408", "$12 \\times 34 = \\boxed{408}$", "**12 × 34** = `408`"]),
-    st.data(),
-)
-def test_a_small_change_gets_the_oracle_s_score(text, data):
-    start = data.draw(st.integers(0, len(text)))
-    end = data.draw(st.integers(start, min(start + 2, len(text))))
-    changed = text[:start] + data.draw(st.sampled_from(["", *PIECES])) + text[end:]
-    for ground_truth in (truth(12, 34), 408):
-        assert score_answer(changed, ground_truth).correct == is_right(changed, ground_truth), changed
-
-
 @given(st.integers(0, 10**6), st.text("0123456789", max_size=4), st.text("0123456789", max_size=4))
 def test_a_longer_number_that_contains_the_product_is_wrong(product, before, after):
     for text in (f"{before}{product}{after}", f"{before}{product:,}{after}"):

@@ -96,7 +96,7 @@ class Checker(ClosesOnExit):
 
         return self._result(prop, look)
 
-    def replay(self, prop: Property, case: Case | TestCompletion) -> Result:
+    def replay(self, prop: Property, sample: TestCompletion) -> Result:
         """Test one completion for a property of completions.
 
         Raises:
@@ -104,9 +104,6 @@ class Checker(ClosesOnExit):
         """
         if prop.test is None:
             raise SettingsError(f"check {prop.name!r} is not about single completions; run it without a replay")
-        sample = case
-        if isinstance(sample, Case):
-            sample = TestCompletion(sample.completion, sample.ground_truth, sample.note, right=sample.correct)
         if sample.right is None and prop.needs_label:
             raise SettingsError(f'check {prop.name!r} compares with a label; add "correct": true or false to the case')
 

@@ -66,18 +66,6 @@ def test_another_value_or_other_numbers_are_wrong(tree, random, target):
 
 
 @pytest.mark.slow
-@given(trees(), randoms, st.data())
-@settings(max_examples=150)
-def test_a_small_change_gets_the_oracle_s_score(tree, random, data):
-    value, text = value_of(tree), write(tree, random)
-    start = data.draw(st.integers(0, len(text)))
-    end = data.draw(st.integers(start, min(start + 2, len(text))))
-    changed = text[:start] + data.draw(st.sampled_from(["", *PIECES])) + text[end:]
-    ground_truth = truth(int(value or 0), leaves_of(tree))
-    assert score_answer(changed, ground_truth).correct == is_right(changed, ground_truth)
-
-
-@pytest.mark.slow
 @given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join), st.lists(st.integers(0, 24), max_size=4))
 @settings(max_examples=300)
 @example("1", [1])  # few others are right
@@ -87,11 +75,6 @@ def test_any_text_gets_the_oracle_s_score(text, numbers):
         right = is_right(text, truth(target, numbers))
         assert right == score.correct == ("correct" in score.parts) == (score.reason == "ok")
         assert score.reason in REASONS
-
-
-@given(st.text(max_size=300))
-def test_arbitrary_text_never_raises(text):
-    assert score_answer(text, truth(1, [1])).correct == is_right(text, truth(1, [1]))
 
 
 @given(st.text("0123456789+-*/() ", max_size=20))

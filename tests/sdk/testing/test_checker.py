@@ -157,13 +157,6 @@ def test_one_cause_is_one_failure(write_sum, prop, hooks):
 
 
 @pytest.mark.slow
-def test_the_pytest_plugin_tells_one_cause_once(write_sum, tmp_path):
-    path = write_sum(**CAUSES["same-seed-same-data"][0])
-    done = pytest_in(tmp_path, "--tinyzero-task", path, "-k", "seed or splits or never")
-    assert "1 failed, 4 skipped" in done.stdout, done.stdout
-
-
-@pytest.mark.slow
 def test_the_pytest_plugin_is_light_until_it_is_used():
     code = "import sys, tinyzero_sdk.pytest_plugin; print({'hypothesis', 'tinyzero_sdk.testing'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
