@@ -32,6 +32,7 @@ T = TypeVar("T")
 # [name, name(key=value, …), "quoted"]: entries that need no quotes, since a shell would remove them.
 _BARE_ENTRY = re.compile(r"""[\w./:@-]+(?:\([^()]*\))?|"[^"]*"|'[^']*'""")
 _BARE_LIST = re.compile(rf"\[\s*((?:{_BARE_ENTRY.pattern})(?:\s*,\s*(?:{_BARE_ENTRY.pattern}))*)\s*,?\s*\]")
+_DEEP_KEY = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*\.[ \t]*){100}""")
 
 TABLE = "table"  # the type, in `Field.type`, of keys that hold a table of their own
 
@@ -98,7 +99,10 @@ def read_toml(path: Path) -> dict[str, Any]:
         SettingsError: the file is missing or is not TOML (the parser names the line; repeated keys count).
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        if _DEEP_KEY.search(text):  # of which the parser keeps every beginning
+            raise ValueError("a key of over a hundred parts")
+        return tomllib.loads(text)
     except OSError as error:
         raise SettingsError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, of a number with thousands of digits

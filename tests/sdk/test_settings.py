@@ -153,6 +153,7 @@ def test_toml_file(tmp_path):
         (b"size = \n", "not valid TOML.*line 1"),
         (b"size = 1\nsize = 2\n", "not valid TOML.*line 2"),
         (b"\xff", "not valid TOML"),
+        (b"a." * 100_000 + b"b = 1\n", "not valid TOML.*a key of over a hundred parts"),
         (None, "cannot read .*run.toml: No such file"),
     ],
 )

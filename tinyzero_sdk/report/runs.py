@@ -92,7 +92,8 @@ def _read_run(name: str, path: Path, version: tuple[int, ...]) -> Run:
         if match := _HELD_OUT.fullmatch(key):
             sizes = dict(zip(steps, values.get(f"val-aux/{match['task']}/size", ()), strict=False))
             at, rates = curves[key]
-            ends = [wilson(rate, sizes.get(step, 0)) for step, rate in zip(at or steps, rates, strict=True)]
+            shares = [min(max(rate, 0.0), 1.0) for rate in rates]
+            ends = [wilson(share, sizes.get(step, 0)) for step, share in zip(at or steps, shares, strict=True)]
             bands[key] = ([low for low, _ in ends], [high for _, high in ends])
     config = read_toml(path / CONFIG) if (path / CONFIG).exists() else {}
     return Run(

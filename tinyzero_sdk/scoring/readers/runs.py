@@ -45,7 +45,7 @@ def read_held_out(path: Path, columns: Sequence[str]) -> Iterator[Block]:
     table = _read(file, (*columns, *_OTHERWISE))
     table = table.append_column("number", pa.array(range(1, len(table) + 1)))
     table = table.filter(pc.equal(table["step"], step))
-    sampled = pc.equal(table["decoding"].cast(pa.string()), "sampled")
+    sampled = pc.equal(table["decoding"], "sampled")
     if pc.any(sampled).as_py():
         table = table.filter(sampled)
     yield _block(table.combine_chunks())
@@ -56,8 +56,9 @@ def _read(file: Path, columns: Sequence[str]) -> pa.Table:
     try:
         tables = [block.data for block in read_blocks(file, columns)]
         table = pa.concat_tables(tables) if tables else pq.read_schema(file).empty_table()
-        if "step" in table.column_names:
-            table = table.set_column(table.column_names.index("step"), "step", table["step"].cast(pa.int64()))
+        for name, kind in (("step", pa.int64()), ("decoding", pa.string())):
+            if name in table.column_names:
+                table = table.set_column(table.column_names.index(name), name, table[name].cast(kind))
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"cannot read {file}: {' '.join(str(error).split())}") from error
     if missing := [name for name in _OTHERWISE if name in columns and name not in table.column_names]:

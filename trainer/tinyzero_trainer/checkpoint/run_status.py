@@ -73,6 +73,8 @@ def status_of(path: Path) -> RunStatus:
     except SettingsError as error:
         fault = str(error)
     steps = get(config, "run.steps")
+    if not isinstance(steps, int | None):
+        steps, fault = None, f"{run.config}: run.steps is {str(steps)[:80]!r}; expected a whole number"
     newest, evaluated, accuracy = _progress(run.metrics)
     saved = sorted(step for step, _ in store.sealed(run.checkpoints))
     times = {file: file.stat().st_mtime for file in (run.metrics, run.config, run.curve) if file.exists()}

@@ -37,7 +37,7 @@ MIN_KEEP = 2  # one remains intact while another is being written, or turns out 
 
 _DAMAGE = (
     *(FileNotFoundError, NotADirectoryError, IsADirectoryError),
-    *(ValueError, TypeError, LookupError, SafetensorError),  # of JSON, pydantic and tensors
+    *(ValueError, TypeError, LookupError, RecursionError, SafetensorError),  # of JSON, pydantic and tensors
 )
 _SEALED = re.compile(r"step_(\d+)")
 _TEMPORARY = re.compile(r"step_\d+\.tmp-[0-9a-f]{32}")
