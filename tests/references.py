@@ -8,8 +8,9 @@ from typing import Any
 import typer
 
 from tinyzero_sdk.cli.app import build_app
-from tinyzero_sdk.settings import TABLE, Field, describe, format_value, groups
+from tinyzero_sdk.settings import TABLE, Field, describe, format_value
 from tinyzero_trainer.config import SftConfig, TrainConfig
+from tinyzero_trainer.config.help import groups
 from tinyzero_trainer.config.settings import resumable
 from tinyzero_trainer.config.sft import SHARED_GROUPS
 

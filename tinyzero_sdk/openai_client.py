@@ -171,7 +171,7 @@ class OpenAIClient:
     def _form(self, parameters: Mapping[str, Any], max_tokens: int | None, count: int) -> dict[str, Any]:
         """The parameters of a request in the form that this server takes, as far as it is known."""
         sent = {name: value for name, value in parameters.items() if name not in self._left_out}
-        if max_tokens is not None and "max_completion_tokens" not in sent:
+        if max_tokens is not None:
             sent[self._limit_name] = max_tokens
         if count > 1 and self.takes_several:
             sent["n"] = count

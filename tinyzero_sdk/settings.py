@@ -25,7 +25,6 @@ from tinyzero_sdk.redaction import is_secret
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
-    from rich.console import RenderableType
 
 T = TypeVar("T")
 
@@ -317,42 +316,6 @@ def describe(cls: type, prefix: str = "") -> Iterator[Field]:
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         help = helps.get(field.name) or field.metadata.get("help", "")  # a type created at run time has no docstrings
         yield Field(key, names[field.name], default, help)
-
-
-def key_help(cls: type, only: Sequence[str] = ()) -> "Iterator[RenderableType]":
-    """A panel for each group of keys of `cls`, or of `only` some, in the style of the command line's own."""
-    from rich import box
-    from rich.markup import escape
-    from rich.panel import Panel
-    from rich.table import Table
-
-    width = max(len(field.key) for field in describe(cls)) + 1  # so that no key is broken
-    for group, about, fields in groups(cls):
-        fields = [field for field in fields if not only or field.key in only]
-        if not fields:
-            continue
-        table = Table(box=box.SIMPLE, show_header=False, show_edge=False, pad_edge=False, padding=(0, 1), expand=True)
-        table.add_column(width=width, overflow="fold")
-        table.add_column(ratio=1)
-        for field in fields:
-            if field.type == TABLE:
-                table.add_row(f"[bold cyan]{field.key}[/][dim].KEY=…[/]", escape(field.help))
-                continue
-            key = f"[bold cyan]{field.key}[/][dim]={escape(format_value(field.default))}[/]"
-            unbroken = escape(field.type.replace(" ", "\N{NO-BREAK SPACE}"))
-            table.add_row(key, f"{escape(field.help)} [dim]\\[{unbroken}][/]")
-        title = f"{group}: {about.splitlines()[0].rstrip('.')}" if about else group
-        yield Panel(table, title=escape(title), title_align="left", border_style="dim")
-
-
-def groups(cls: type) -> Iterator[tuple[str, str, list[Field]]]:
-    """(name, description, keys) of each group; a table is a group of one key."""
-    grouped: dict[str, list[Field]] = {}
-    for field in describe(cls):
-        grouped.setdefault(field.key.partition(".")[0], []).append(field)
-    hints = typing.get_type_hints(cls)
-    for group, fields in grouped.items():
-        yield group, (inspect.getdoc(hints[group]) or "") if dataclasses.is_dataclass(hints[group]) else "", fields
 
 
 @cache

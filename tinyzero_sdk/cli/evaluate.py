@@ -25,10 +25,7 @@ if TYPE_CHECKING:
     from tinyzero_sdk.scoring.summary import Summary
 
 
-_ENDPOINT_ONLY = (
-    *("concurrency", "retries", "timeout", "api_key_env"),
-    *("system", "stop", "extra_body", "max_completion_tokens"),
-)
+_ENDPOINT_ONLY = ("concurrency", "retries", "timeout", "api_key_env", "system", "stop", "extra_body")
 
 ModelName = Annotated[
     str | None,
@@ -82,15 +79,6 @@ ExtraBody = Annotated[
     str | None,
     typer.Option("--extra-body", metavar="JSON", help="Further parameters of a request.", show_default="none"),
 ]
-MaxCompletionTokens = Annotated[
-    int | None,
-    typer.Option(
-        "--max-completion-tokens",
-        min=1,
-        metavar="N",
-        help="--max-tokens under the name that reasoning models take; used by itself where a server says so.",
-    ),
-]
 
 
 def register(app: typer.Typer, plugins: Sequence[Plugin]) -> None:
@@ -124,7 +112,6 @@ def evaluate(
     system: System = "",
     stop: Stop = None,
     extra_body: ExtraBody = None,
-    max_completion_tokens: MaxCompletionTokens = None,
     allow_unsafe_scorers: AllowUnsafe = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -155,7 +142,7 @@ def evaluate(
         samples=samples,
         temperature=temperature,
         top_p=top_p,
-        max_tokens=max_tokens or max_completion_tokens,
+        max_tokens=max_tokens,
         seed=seed,
         allow_unsafe_scorers=allow_unsafe_scorers,
     )
@@ -198,8 +185,6 @@ def _endpoint_options(url: str, context: typer.Context) -> "EndpointOptions":
     if not isinstance(extra_body, dict):
         raise SettingsError(f"--extra-body {typed['extra_body']}: expected a JSON object, such as '{{\"top_k\": 20}}'")
     refuse_secrets(extra_body, "--extra-body ")
-    if typed["max_tokens"] and typed["max_completion_tokens"]:
-        raise SettingsError("--max-tokens and --max-completion-tokens are two names of one limit; give one")
     return EndpointOptions(
         url,
         typed["api_key_env"],
@@ -209,7 +194,6 @@ def _endpoint_options(url: str, context: typer.Context) -> "EndpointOptions":
         system=typed["system"],
         stop=typed["stop"] or (),
         extra_body=extra_body,
-        is_completion_limit=typed["max_completion_tokens"] is not None,
     )
 
 

@@ -42,11 +42,8 @@ def files_of(path: Path, *patterns: str) -> list[Path]:
     files = {file for pattern in patterns for file in path.glob(pattern)}
     if not files:
         raise DataError(f"the folder {path} has no file like {' or '.join(patterns)}; name the file, or its folder")
-    return sorted(files, key=_natural)
-
-
-def _natural(path: Path) -> list[tuple[int, str]]:
-    return [(int(word), "") if word.isdigit() else (-1, word) for word in re.split(r"([0-9]+)", path.name)]
+    words = {file: re.split(r"([0-9]+)", file.name) for file in files}
+    return sorted(files, key=lambda file: [(int(word), "") if word.isdigit() else (-1, word) for word in words[file]])
 
 
 def _split_of(file: Path) -> str | None:

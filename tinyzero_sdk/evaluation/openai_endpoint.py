@@ -33,9 +33,6 @@ class EndpointOptions:
     extra_body: Mapping[str, Json] = field(default_factory=dict)
     """Further parameters of a request, as the server names them."""
 
-    is_completion_limit: bool = False
-    """Whether the limit is sent as `max_completion_tokens` from the start, rather than once the server asks for it."""
-
 
 def plan_endpoint(request: EvaluationRequest, options: EndpointOptions) -> EvaluationPlan:
     """The plan to evaluate a model behind an endpoint; refuses a missing model or task, and a wrong URL or option."""
@@ -103,7 +100,6 @@ class EndpointSampler:
             "temperature": request.temperature,
             "top_p": request.top_p,
             **own,
-            **({"max_completion_tokens": max_tokens} if options.is_completion_limit else {}),
         }
 
     def sample(self, problems: Sequence[Problem], keep: Keep, advance: Callable[[int], None]) -> None:

@@ -188,7 +188,10 @@ class SummaryBuilder:
             ),
             at_k=_at_k(columns, order, starts, sizes, solved, self._pass_at),
             too_large_k=[k for k in self._pass_at if k > sizes.max()],
-            by_difficulty=_by_difficulty(columns),
+            by_difficulty=[
+                _bucket({name: columns[name][chosen] for name in ("key", "difficulty", "correct", "score", "finished")})
+                for _, chosen in named_ranges(columns["difficulty"])
+            ],
             by_reason=_by_reason(columns),
             parts={name: total / len(keys) for name, total in self._parts.items()},
             alone=self.alone,
@@ -237,12 +240,6 @@ def _at_k(
 def usual_k(most: int) -> list[int]:
     """The values of k where some prompts have `most` completions: powers of two, and `most`; none for one."""
     return sorted({*(2**power for power in range(most.bit_length())), most}) if most > 1 else []
-
-
-def _by_difficulty(columns: Mapping[str, np.ndarray]) -> list[DifficultyBucket]:
-    names = ("key", "difficulty", "correct", "score", "finished")
-    ranges = named_ranges(columns["difficulty"])
-    return [_bucket({name: columns[name][chosen] for name in names}) for _, chosen in ranges]
 
 
 def _bucket(values: Mapping[str, np.ndarray]) -> DifficultyBucket:

@@ -122,7 +122,6 @@ def test_another_file_is_never_written_to(evaluate, server, tmp_path, content):
         (("-o", "x.jsonl", "--endpoint", "localhost"), "expected a URL, such as http://localhost:8000/v1"),
         (("-o", "x.jsonl", "--size", "2", "--test-fraction", "2"), "the test fraction is 2.0"),
         (("-o", "x.jsonl", "--extra-body", "[1]"), "expected a JSON object"),
-        (("-o", "x.jsonl", "--max-tokens", "5", "--max-completion-tokens", "6"), "two names of one limit"),
         (("-o", "x.jsonl", "--size", "2", "--system", "Be brief.", "--template", "base"), "give --template chat"),
     ],
 )

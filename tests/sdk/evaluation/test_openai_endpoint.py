@@ -231,14 +231,11 @@ def test_problems_of_a_file_are_asked_as_they_stand(server, task, sample, tmp_pa
 
 def test_what_a_reasoning_model_takes_and_gives(server, task, sample, run):
     def intervene(number, request):
-        request["max_tokens"] = request["max_completion_tokens"]
         message = {"content": "<answer>1</answer>", "reasoning_content": f"hm {number}"}
         return 200, {"id": "x", "choices": [{"index": 0, "finish_reason": "stop", "message": message}]}
 
     server.intervene = intervene
-    rows = sample(
-        size=1, system="Be brief.", stop=["END"], extra_body={"top_k": 20, "chat": {"a": 1}}, is_completion_limit=True
-    )
+    rows = sample(size=1, system="Be brief.", stop=["END"], extra_body={"top_k": 20, "chat": {"a": 1}})
     assert [row["reasoning_content"] for row in rows] == ["hm 1", "hm 2"]
     request = server.requests[0]
     assert [message["role"] for message in request["messages"]] == ["system", "user"]

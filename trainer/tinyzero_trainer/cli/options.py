@@ -149,9 +149,9 @@ class CommandWithKeys(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Typer's help, which prints itself, and a panel for each group of keys; or the keys searched for alone."""
-        from tinyzero_sdk.settings import key_help
         from tinyzero_trainer.config import TrainConfig
         from tinyzero_trainer.config.foreign_keys import find_keys
+        from tinyzero_trainer.config.help import key_help
         from tinyzero_trainer.config.sft import SftConfig
 
         cls, words = TrainConfig if self.name == "train" else SftConfig, ctx.meta.get("search")

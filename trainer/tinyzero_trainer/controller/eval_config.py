@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from tinyzero_sdk import Task
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.evaluation.protocol import EvaluationPlan, EvaluationRequest, Sampler
-from tinyzero_sdk.settings import describe, flatten, get, key_help, merge, read_toml, unflatten
+from tinyzero_sdk.settings import describe, flatten, get, merge, read_toml, unflatten
 from tinyzero_sdk.tasks.splits import DEFAULT_TEST_FRACTION
 from tinyzero_sdk.tasks.trust import require_trust
 from tinyzero_trainer.checkpoint.run_directory import newest_model
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import gather, make_config, text
+from tinyzero_trainer.config.help import key_help
 from tinyzero_trainer.config.model_defaults import TINY_MODEL, TINY_NAME, directory_of
 from tinyzero_trainer.config.resume import is_sft
 from tinyzero_trainer.config.settings import drop_unused
