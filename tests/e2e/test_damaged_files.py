@@ -6,6 +6,7 @@ import shutil
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -197,18 +198,24 @@ def test_few_bytes_that_stand_for_gigabytes_are_refused_in_little_memory(
     column, options, message, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(arrow_files, "_MOST_DECODED", 8 << 20)
-    table = pa.table({"completion": column})
+    scores = {"score": [1.0], "correct": [True], "reason": ["ok"]}
+    table = pa.table({"completion": column} | {name: value * len(column) for name, value in scores.items()})
     path = tmp_path / ("rows.parquet" if isinstance(options, dict) else "rows.arrow")
     if isinstance(options, dict):
         pq.write_table(table, path, compression="zstd", dictionary_pagesize_limit=2**30, **options)
     else:
         with pa.ipc.new_stream(path, table.schema) as stream:
             stream.write_table(table)
+    completions = read_completions([path]) if isinstance(options, dict) else None  # cached: not of a pool that ends
     default, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
     pa.set_memory_pool(pool)
     try:
         with pytest.raises(DataError, match=message):
             list(read_rows(path))
+        if completions:
+            for read in (completions.texts_at, lambda rows: completions.select({"text": "y"})):
+                with pytest.raises(DataError, match=message):
+                    read(np.arange(len(completions)))
     finally:
         pa.set_memory_pool(default)
     assert pool.max_memory() < 150 * 2**20

@@ -106,22 +106,30 @@ def _arrow_batches(path: Path) -> Batches:
             yield batch, min(1.0, (file.tell() + _END_MARKER) / size)
 
 
+def within_limit(path: Path, batches: Batches, done: int = 0) -> Iterator[tuple[pa.RecordBatch, np.ndarray, float]]:
+    """Each batch, after `done` rows, with the bytes of each row as plain values; a DataError if all take too many."""
+    left = max(_MOST_DECODED, _MOST_RATIO * path.stat().st_size)
+    for batch, progress in batches:
+        batch.validate()
+        sizes = np.zeros(len(batch), np.int64)
+        left -= _OBJECT_BYTES * len(batch)
+        if left >= 0:
+            with suppress(IndexError):  # offsets that lead nowhere
+                sizes = sizes + sum(map(_row_bytes, batch.columns))
+            left -= int(sizes.sum())
+        if left < 0:
+            raise DataError(
+                f"{path} has rows of over {_MOST_DECODED >> 20} MB, and over {_MOST_RATIO:,} times its size, as of "
+                f"row {done + 1}; write it anew without what repeats"
+            )
+        yield batch, sizes, progress
+        done += len(batch)
+
+
 def _blocks(path: Path, batches: Batches, form: str) -> Iterator[Block]:
-    done, left = 0, max(_MOST_DECODED, _MOST_RATIO * path.stat().st_size)
+    done = 0
     try:
-        for batch, progress in batches:
-            batch.validate()
-            left -= _OBJECT_BYTES * len(batch)
-            if left >= 0:
-                sizes = np.zeros(len(batch), np.int64)
-                with suppress(IndexError):  # offsets that lead nowhere
-                    sizes = sizes + sum(map(_row_bytes, batch.columns))
-                left -= int(sizes.sum())
-            if left < 0:
-                raise DataError(
-                    f"{path} has rows of over {_MOST_DECODED >> 20} MB, and over {_MOST_RATIO:,} times its size, as of "
-                    f"row {done + 1}; write it anew without what repeats"
-                )
+        for batch, sizes, progress in within_limit(path, batches):
             batch.validate(full=True)  # of such offsets, and of text that is not UTF-8, some functions would crash
             cuts = np.flatnonzero(np.diff(np.cumsum(sizes) // _MOST_BLOCK_BYTES)) + 1
             for start, end in pairwise(sorted({*range(0, len(batch), _BLOCK_ROWS), *cuts.tolist(), len(batch)})):

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from tinyzero_sdk.console import plural
 from tinyzero_sdk.data.arrow import to_texts
-from tinyzero_sdk.data.arrow_files import read_batches
+from tinyzero_sdk.data.arrow_files import read_batches, within_limit
 from tinyzero_sdk.data.table import Block
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.scoring.scored_table import TEXT, read_scored_blocks, read_scored_table, sources, typed
@@ -62,7 +62,7 @@ class CompletionFile:
         repeated, done = [name for name in present if name == "prompt"], 0  # all samples of a problem have one
         batches = read_batches(self.path, present, metadata=self.metadata, repeated=repeated)
         try:
-            for batch, _ in batches:
+            for batch, _, _ in within_limit(self.path, batches):
                 hits[done : done + len(batch)] |= _contain(batch.columns, text)
                 done += len(batch)
         except pa.ArrowException as error:
@@ -83,7 +83,8 @@ class CompletionFile:
             outer = {path.split(".")[0] for path in sources(columns)}
             present = sorted(outer & {*self.metadata.schema.to_arrow_schema().names})
             try:
-                for batch, _ in read_batches(self.path, present, groups=groups.tolist(), metadata=self.metadata):
+                batches = read_batches(self.path, present, groups=groups.tolist(), metadata=self.metadata)
+                for batch, _, _ in within_limit(self.path, batches, int(starts[groups[0]])):
                     own = slice(*np.searchsorted(wanted, (done, done + len(batch))))
                     found.append(batch.take(pa.array(wanted[own] - done)))
                     done += len(batch)
