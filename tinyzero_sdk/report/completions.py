@@ -71,18 +71,18 @@ class CompletionFile:
 
     def texts(self, rows: Sequence[int], columns: Sequence[str] = TEXTS.names) -> pa.Table:
         """The long columns of these rows, in this order; of Parquet only the row groups with these rows are read."""
-        if self.metadata is None:
-            block = _scored_rows(self.path, *version_of(self.path)).take(rows)
-        else:
-            sizes = [self.metadata.row_group(group).num_rows for group in range(self.metadata.num_row_groups)]
-            starts = np.cumsum([0, *sizes])
-            groups = np.unique(np.searchsorted(starts, rows, side="right") - 1)
-            indices = np.concatenate([np.arange(starts[group], starts[group + 1]) for group in groups])
-            order = np.argsort(rows, kind="stable")
-            wanted, done, found = np.searchsorted(indices, np.asarray(rows)[order]), 0, []
-            outer = {path.split(".")[0] for path in sources(columns)}
-            present = sorted(outer & {*self.metadata.schema.to_arrow_schema().names})
-            try:
+        try:
+            if self.metadata is None:
+                block = _scored_rows(self.path, *version_of(self.path)).take(rows)
+            else:
+                sizes = [self.metadata.row_group(group).num_rows for group in range(self.metadata.num_row_groups)]
+                starts = np.cumsum([0, *sizes])
+                groups = np.unique(np.searchsorted(starts, rows, side="right") - 1)
+                indices = np.concatenate([np.arange(starts[group], starts[group + 1]) for group in groups])
+                order = np.argsort(rows, kind="stable")
+                wanted, done, found = np.searchsorted(indices, np.asarray(rows)[order]), 0, []
+                outer = {path.split(".")[0] for path in sources(columns)}
+                present = sorted(outer & {*self.metadata.schema.to_arrow_schema().names})
                 batches = read_batches(self.path, present, groups=groups.tolist(), metadata=self.metadata)
                 for batch, _, _ in within_limit(self.path, batches, int(starts[groups[0]])):
                     own = slice(*np.searchsorted(wanted, (done, done + len(batch))))
@@ -90,10 +90,10 @@ class CompletionFile:
                     done += len(batch)
                 table = pa.Table.from_batches(found).take(np.argsort(order))
                 table.validate(full=True)  # of texts that are not UTF-8
-            except (pa.ArrowException, OSError) as error:
-                raise DataError(f"cannot read {self.path}: {error}") from error
-            block = Block([*rows], table, [], 1.0)
-        return pa.table({name: typed(block, TEXTS.field(name)) for name in columns})
+                block = Block([*rows], table, [], 1.0)
+            return pa.table({name: typed(block, TEXTS.field(name)) for name in columns})
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"cannot read {self.path}: {error}") from error
 
 
 @dataclass(frozen=True)
