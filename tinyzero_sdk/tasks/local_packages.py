@@ -29,6 +29,13 @@ def is_path(source: str) -> bool:
     return source.endswith((".py", "/", os.sep)) or source.startswith(("./", "../", f".{os.sep}", f"..{os.sep}"))
 
 
+def place_of_function(value: str) -> str:
+    """The file or module of what names a function, such as `./losses.py:mine`; empty for any other text."""
+    place, _, name = value.rpartition(":")
+    is_place = place.endswith(".py") or all(part.isidentifier() for part in place.split("."))
+    return place if is_place and name.isidentifier() else ""
+
+
 def find_module(path: Path) -> Path:
     """The module file of the task in a folder: a package, or a project with one task.
 

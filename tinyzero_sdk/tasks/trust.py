@@ -7,10 +7,10 @@ of somebody else names, such as a configuration, a recipe, or the settings of a 
 import hashlib
 import json
 import os
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,11 @@ from rich.prompt import Confirm
 
 from tinyzero_sdk.console import stderr
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.tasks.local_packages import is_path
+from tinyzero_sdk.tasks.local_packages import is_path, place_of_function
 
 TRUST_OPTION, TRUST_VARIABLE = "--trust-code", "TINYZERO_TRUST_CODE"
-"""Given, or set, where whatever is named may run."""
+"""Given, or set to 1, where whatever is named may run."""
 
-_FUNCTION = re.compile(r"(?P<place>.*\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*")
 _PERMISSIONS = ("allow_unsafe=", "address=")  # to score text by running it; to take orders from a cluster
 _named = set[str]()  # in this process, also where nothing can be written
 
@@ -47,7 +46,7 @@ def require_trust(file: Path, settings: Mapping[str, Any]) -> None:
         SettingsError: the user does not trust it, or cannot be asked.
     """
     unknown = sorted(_named_by(settings) - _trusted())
-    if unknown and not os.environ.get(TRUST_VARIABLE):
+    if unknown and os.environ.get(TRUST_VARIABLE) != "1":
         shown = ", ".join(code if code.isprintable() else ascii(code) for code in unknown[:5])
         what = f"{file} names code that would run: {shown}{' …' if unknown[5:] else ''}"
         asks = sys.stdin is not None and sys.stdin.isatty() and stderr.is_terminal
@@ -80,8 +79,8 @@ def _code(value: Any, key: str = "") -> Iterator[str]:
     Example:
         >>> [*_code({"run": {"task": "countdown", "output": "./out"}, "tasks": {"a": {"task": "/a.py"}}})]
         ['/a.py']
-        >>> [*_code({"algorithm": {"policy_loss": "os:system"}, "reward": {"allow_unsafe": True}})]
-        ['os:system', 'allow_unsafe=True']
+        >>> [*_code({"algorithm": {"policy_loss": "sys:exit"}, "reward": {"allow_unsafe": True}})]
+        ['sys:exit (built-in)', 'allow_unsafe=True']
     """
     if isinstance(value, Mapping):
         for name, inner in value.items():
@@ -90,10 +89,14 @@ def _code(value: Any, key: str = "") -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for inner in value:
             yield from _code(inner, "task" if key == "tasks" else key)
-    elif isinstance(value, str) and (function := _FUNCTION.fullmatch(value)) and not function["place"].endswith(".py"):
-        yield value
-    elif isinstance(value, str) and (function or value.endswith(".py") or (key == "task" and is_path(value))):
-        place = os.path.expanduser(function["place"] if function else value)
+    elif isinstance(value, str) and (place := place_of_function(value)) and not place.endswith(".py"):
+        spec = None
+        with suppress(ValueError):  # of __main__
+            spec = find_spec(place.partition(".")[0])
+        origin = spec and (spec.origin or [*(spec.submodule_search_locations or ())])
+        yield f"{value} ({origin or 'not found'})"  # there may be another of its name elsewhere
+    elif isinstance(value, str) and (place or value.endswith(".py") or (key == "task" and is_path(value))):
+        place = os.path.expanduser(place or value)
         yield place if "\0" in place else os.path.realpath(place)
     elif f"{key}=" in _PERMISSIONS and value not in (None, False, "auto"):
         yield f"{key}={value}"

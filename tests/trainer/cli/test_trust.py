@@ -28,6 +28,9 @@ SETTINGS = {
     "an entry": {"run": {"task": "countdown"}, "eval": {"tasks": {"x": {"task": "./folder"}}}},
     "a loss": {"run": {"task": "countdown"}, "algorithm": {"policy_loss": "./canary.py:f"}},
     "an estimator": {"run": {"task": "countdown"}, "algorithm": {"advantage_estimator": "canary:f"}},
+    "other letters": {"run": {"task": "countdown"}, "algorithm": {"policy_loss": "./canary.py:évil"}},
+    "a file of two lines": {"run": {"task": "countdown"}, "algorithm": {"policy_loss": "./new\nline.py:f"}},
+    "a module of other letters": {"run": {"task": "countdown"}, "algorithm": {"advantage_estimator": "é_mod:f"}},
     "a permission": {"run": {"task": "countdown"}, "reward": {"allow_unsafe": True}},
     "a cluster": {"run": {"task": "countdown", "executor": "ray"}, "ray": {"address": "127.0.0.1:9"}},
 }
@@ -54,14 +57,14 @@ TAKING_CODE = (
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch):
     """A working directory with code to name, of an account that trusts nothing."""
-    for file in ("canary.py", "folder/__init__.py"):
+    for file in ("canary.py", "folder/__init__.py", "new\nline.py", "é_mod.py"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text(CANARY)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("CANARY", "")
-    monkeypatch.setenv(trust.TRUST_VARIABLE, "")
+    monkeypatch.setenv(trust.TRUST_VARIABLE, "0")
     monkeypatch.setattr(trust, "_named", set())
     return tmp_path
 
@@ -94,10 +97,18 @@ def test_no_command_runs_what_a_file_names(place, what, capsys):
     assert named >= 7
 
 
+@pytest.mark.parametrize("what", SETTINGS)
+def test_all_that_a_file_names_is_asked_about(place, what):
+    write(place, SETTINGS[what])
+    with pytest.raises(SettingsError, match="names code that would run"):
+        gather(TrainConfig, {}, [], place / "x.toml")
+
+
 @pytest.mark.slow
 def test_no_setting_runs_what_a_file_names(place):
     """Keys of both kinds of run with every form of code, also those that take none."""
-    forms = ("./canary.py", "canary.py", "./canary.py:f", "canary:f", "folder:f", "./folder", str(place / "folder"))
+    forms = ["./canary.py", "canary.py", "./canary.py:f", "canary:f", "folder:f", "./folder", str(place / "folder")]
+    forms += ["./canary.py:évil", "./new\nline.py:f", "é_mod:f"]
     keys = [(cls, field.key) for cls in (TrainConfig, SftConfig) for field in describe(cls)]
     named = 0
     for cls, key in random.sample(keys, 8) + [(cls, key) for cls in (TrainConfig, SftConfig) for key in TAKING_CODE]:
@@ -117,16 +128,20 @@ def test_no_setting_runs_what_a_file_names(place):
     assert named > 500
 
 
-def test_what_the_user_names_is_remembered(place):
+def test_what_the_user_names_is_remembered(place, monkeypatch):
     settings = {"run": {"task": "./canary.py"}, "algorithm": {"policy_loss": "canary:f"}}
     write(place, settings)
-    with pytest.raises(SettingsError, match=r"names code that would run: .*canary\.py, canary:f; read it"):
+    with pytest.raises(SettingsError, match=r"names code that would run: .*canary\.py, canary:f \(\S*\); read it"):
         gather(TrainConfig, {}, [], place / "x.toml")
     gather(TrainConfig, {"run.task": "./canary.py"}, ["algorithm.policy_loss=canary:f"])
     trust._named.clear()  # another process
     assert gather(TrainConfig, {}, [], place / "x.toml")["algorithm"] == {"policy_loss": "canary:f"}
-    (place / "state/tinyzero/trusted_code").write_text("canary:f\n")
+    (place / "state/tinyzero/trusted_code").write_text(f"canary:f ({place / 'canary.py'})\n")
     with pytest.raises(SettingsError, match=r"names code that would run: \S*canary\.py; read it"):
+        gather(TrainConfig, {}, [], place / "x.toml")
+    (place / "folder/canary.py").touch()
+    monkeypatch.syspath_prepend(place / "folder")
+    with pytest.raises(SettingsError, match=r"canary:f \(\S*folder/canary\.py\)"):
         gather(TrainConfig, {}, [], place / "x.toml")
 
 

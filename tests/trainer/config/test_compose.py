@@ -33,6 +33,8 @@ def test_later_wins_of_defaults_preset_file_and_words(tmp_path, built_in_preset)
     [
         (["optimizer.learning_rat=1"], "unknown key 'optimizer.learning_rat'; did you mean 'optimizer.learning_rate'?"),
         (["learning_rate=1"], "unknown key 'learning_rate'; did you mean 'optimizer.learning_rate' or"),
+        (["run.output=~no_user/x"], "run.output=~no_user/x: ~no_user is no user's home; give the path without it"),
+        (["model.path=~no_user/x"], "model.path=~no_user/x: ~no_user is no user's home; give the path without it"),
         (["xyzzy=1"], "unknown key 'xyzzy' (--help lists all keys)"),
         (["optimizer=3"], "'optimizer' is a group of keys; set one of them, such as optimizer.learning_rate=…"),
         (["run.seed=1", "run.seed=2"], "'run.seed' is given twice; give it once"),

@@ -6,25 +6,26 @@ A file may be a task file. No torch in here.
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 from tinyzero_sdk.errors import SettingsError, describe_error
-from tinyzero_sdk.tasks.local_packages import execute
+from tinyzero_sdk.tasks.local_packages import execute, place_of_function
 
 
 def checked_name(key: str, name: str, built_in: Collection[str]) -> str:
     """`name`, the value of a setting, a file by its absolute path; a ValueError if it is neither that nor built in."""
-    place, _, function = name.rpartition(":")
-    if name not in built_in and not (place and function.isidentifier()):
+    place = place_of_function(name)
+    if name not in built_in and not place:
         mine = f"my_{key.rpartition('_')[2]}"
         raise ValueError(
             f"{key}={name!r} is unknown; known: {', '.join(built_in)}, or your own function by its file or module, "
             f"such as ./{mine}.py:{mine}"
         )
-    return f"{Path(place).expanduser().absolute()}:{function}" if place.endswith(".py") else name
+    return str(Path(os.path.expanduser(name)).absolute()) if place.endswith(".py") else name
 
 
 def version_of(name: str) -> str:

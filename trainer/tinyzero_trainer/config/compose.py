@@ -3,6 +3,7 @@
 The configuration of a resumed run is in resume.py, that of an evaluation in controller/eval_config.py.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,7 @@ def gather(cls: type, flags: Mapping[str, Any], words: Sequence[str], file: Path
             raise SettingsError(f"{key} is given twice, as a flag and as {key}={value}; give it once")
     typed = merge(unflatten(flagged), typed)  # the order of --task is that of the tasks
     check_keys(cls, typed)
+    _check_homes(typed)
     vouch(typed)
     if file is None:
         return with_task_table(typed)
@@ -59,12 +61,21 @@ def gather(cls: type, flags: Mapping[str, Any], words: Sequence[str], file: Path
             f"{recipe} without the file, or leave the recipe out"
         )
     check_keys(cls, content, file)
+    _check_homes(content)
     require_trust(file, content)
     if not is_of_run(file):
         return with_task_table(merge(content, typed))
     content.get("run", {}).pop("output", None)
     values = with_task_table(merge(content, typed))  # to be repeated elsewhere, with what still has an effect
     return drop_unused(values, typed, cls) if cls is TrainConfig else values
+
+
+def _check_homes(settings: Mapping[str, Any]) -> None:
+    """Raise a SettingsError if a path begins with the home of a user that does not exist, as in `~nobody/model`."""
+    for key in ("run.output", "model.path", "model.teacher"):
+        path = text(settings, key) or ""
+        if os.path.expanduser(path).startswith("~"):
+            raise SettingsError(f"{key}={path}: {path.split('/')[0]} is no user's home; give the path without it")
 
 
 def is_of_run(file: Path | None) -> bool:
