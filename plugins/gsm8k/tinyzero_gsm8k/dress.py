@@ -46,7 +46,7 @@ def undress(text: str) -> str:
 
     Example:
         >>> undress(r"**$\\boxed{1{,}042}$** \\text{ kg}"), undress("`2**3`"), undress("4`2 *h")
-        (' 1,042  kg ', '2**3', '4`2 *h')
+        (' 1,042 kg ', '2**3', '4`2 *h')
     """
     if text.startswith("**") and text.endswith("**") and len(text) > 4 and "*" not in text[2:-2]:
         text = text[2:-2].strip()
