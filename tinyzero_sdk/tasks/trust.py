@@ -77,11 +77,12 @@ def _code(value: Any, key: str = "") -> Iterator[str]:
     """What settings name that runs code of somebody's choice: files and folders of tasks, functions, permissions.
 
     Example:
-        >>> [*_code({"run": {"task": "countdown", "output": "./out"}, "tasks": {"a": {"task": "/a.py"}}})]
-        ['/a.py']
+        >>> [*_code({"run": {"task": "countdown", "output": "./out"}, "tasks": {"a": {"task": "/a.py:b"}}})]
+        ['/a.py:b']
         >>> [*_code({"algorithm": {"policy_loss": "sys:exit"}, "reward": {"allow_unsafe": True}})]
         ['sys:exit (built-in)', 'allow_unsafe=True']
     """
+    place = place_of_function(value) if isinstance(value, str) and key != "task" else ""  # a task is no function
     if isinstance(value, Mapping):
         for name, inner in value.items():
             yield from _code(name, "task" if key == "tasks" else "")
@@ -89,7 +90,7 @@ def _code(value: Any, key: str = "") -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for inner in value:
             yield from _code(inner, "task" if key == "tasks" else key)
-    elif isinstance(value, str) and (place := place_of_function(value)) and not place.endswith(".py"):
+    elif place and not place.endswith(".py"):
         spec = None
         with suppress(ValueError):  # of __main__
             spec = find_spec(place.partition(".")[0])
