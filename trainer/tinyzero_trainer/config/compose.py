@@ -73,8 +73,7 @@ def gather(cls: type, flags: Mapping[str, Any], words: Sequence[str], file: Path
 def _check_homes(settings: Mapping[str, Any]) -> None:
     """Raise a SettingsError if a path begins with the home of a user that does not exist, as in `~nobody/model`."""
     for key in ("run.output", "model.path", "model.teacher"):
-        path = text(settings, key) or ""
-        if os.path.expanduser(path).startswith("~"):
+        if os.path.expanduser(path := text(settings, key) or "").startswith("~"):
             raise SettingsError(f"{key}={path}: {path.split('/')[0]} is no user's home; give the path without it")
 
 

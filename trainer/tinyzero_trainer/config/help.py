@@ -1,21 +1,16 @@
 """The panels of keys under --help."""
 
 import inspect
-import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass
-from typing import TYPE_CHECKING
+from typing import Any, get_type_hints
 
 from tinyzero_sdk.settings import TABLE, Field, describe, format_value
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
-
-def key_help(cls: type, only: Sequence[str] = ()) -> Iterator["RenderableType"]:
+def key_help(cls: type, only: Sequence[str] = ()) -> Iterator[Any]:
     """A panel for each group of keys of `cls`, or of `only` some, in the style of the command line's own."""
-    from rich import box
-    from rich.markup import escape
+    from rich import box, markup
     from rich.panel import Panel
     from rich.table import Table
 
@@ -29,13 +24,13 @@ def key_help(cls: type, only: Sequence[str] = ()) -> Iterator["RenderableType"]:
         table.add_column(ratio=1)
         for field in fields:
             if field.type == TABLE:
-                table.add_row(f"[bold cyan]{field.key}[/][dim].KEY=…[/]", escape(field.help))
+                table.add_row(f"[bold cyan]{field.key}[/][dim].KEY=…[/]", markup.escape(field.help))
                 continue
-            key = f"[bold cyan]{field.key}[/][dim]={escape(format_value(field.default))}[/]"
-            unbroken = escape(field.type.replace(" ", "\N{NO-BREAK SPACE}"))
-            table.add_row(key, f"{escape(field.help)} [dim]\\[{unbroken}][/]")
+            key = f"[bold cyan]{field.key}[/][dim]={markup.escape(format_value(field.default))}[/]"
+            unbroken = markup.escape(field.type.replace(" ", "\N{NO-BREAK SPACE}"))
+            table.add_row(key, f"{markup.escape(field.help)} [dim]\\[{unbroken}][/]")
         title = f"{group}: {about.splitlines()[0].rstrip('.')}" if about else group
-        yield Panel(table, title=escape(title), title_align="left", border_style="dim")
+        yield Panel(table, title=markup.escape(title), title_align="left", border_style="dim")
 
 
 def groups(cls: type) -> Iterator[tuple[str, str, list[Field]]]:
@@ -43,6 +38,6 @@ def groups(cls: type) -> Iterator[tuple[str, str, list[Field]]]:
     grouped: dict[str, list[Field]] = {}
     for field in describe(cls):
         grouped.setdefault(field.key.partition(".")[0], []).append(field)
-    hints = typing.get_type_hints(cls)
+    hints = get_type_hints(cls)
     for group, fields in grouped.items():
         yield group, (inspect.getdoc(hints[group]) or "") if is_dataclass(hints[group]) else "", fields
