@@ -31,6 +31,9 @@ def test_code_and_commands_fit_a_terminal() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly(
+    reason="a minute and a half; every change makes, checks and trains a new package, and runs the blocks of all pages"
+)
 @pytest.mark.minutes
 def test_the_tutorial_shows_what_happens() -> None:
     with new_shell() as shell:

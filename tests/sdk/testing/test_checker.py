@@ -140,6 +140,7 @@ CAUSES = {
 
 
 @pytest.mark.slow
+@pytest.mark.nightly(reason="a minute in all; every change tells one cause once through pytest")
 @pytest.mark.parametrize(("prop", "hooks"), [(prop, hooks) for prop, tasks in CAUSES.items() for hooks in tasks])
 def test_one_cause_is_one_failure(write_sum, prop, hooks):
     names = {

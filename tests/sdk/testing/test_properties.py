@@ -63,6 +63,7 @@ def test_a_check_fails_in_other_ways(write_sum, prop, hooks):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly(reason="five whole checks; every change checks sound tasks")
 @pytest.mark.parametrize(
     ("header", "statement"),
     [

@@ -105,6 +105,7 @@ def test_all_that_a_file_names_is_asked_about(place, what):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly(reason="a sample of all keys; every change tries the keys that take code in every command")
 def test_no_setting_runs_what_a_file_names(place):
     """Keys of both kinds of run with every form of code, also those that take none."""
     forms = ["./canary.py", "canary.py", "./canary.py:f", "canary:f", "folder:f", "./folder", str(place / "folder")]

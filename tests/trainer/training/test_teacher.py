@@ -93,7 +93,7 @@ def test_a_teacher_has_to_be_named(toy_task: str) -> None:
 @pytest.mark.slow
 def test_a_teacher_has_the_tokens_of_the_policy(toy_model: LanguageModel, toy_model_path: Path, tmp_path: Path) -> None:
     tokenizer, teacher = copy.deepcopy(toy_model.tokenizer), tmp_path / "teacher"
-    tokenizer.add_tokens(["<extra>"])
+    tokenizer.add_tokens(["<extra>"], special_tokens=True)
     save_model(teacher, toy_model)
     (teacher / "model.safetensors").unlink()  # no weights are read before the tokenizers are
     save_model(toy_model_path, from_parts("policy", toy_model.model, tokenizer))

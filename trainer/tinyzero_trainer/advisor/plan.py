@@ -103,8 +103,8 @@ def make_plan(
     if not fits(requested):
         # What the user gave for memory, left to the run or at its least.
         default, keys = TrainConfig(), [key for key in MEMORY_SETTINGS if setting(config, key) != "auto"]
-        least = {key: MEMORY_SETTINGS[key].options[-1].value for key in keys}
-        settings: Settings = {key: "auto" if setting(default, key) == "auto" else least[key] for key in keys}
+        ends = {key: kind.options[-1].value for key, kind in MEMORY_SETTINGS.items() if kind.options}
+        settings: Settings = {key: "auto" if setting(default, key) == "auto" else ends[key] for key in keys}
         best = chosen(settings)
         if not fits(best) and not config.lora.rank:
             adapter = {**settings, **adapter_settings(config)}

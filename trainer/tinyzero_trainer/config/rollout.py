@@ -45,7 +45,7 @@ class DataConfig:
     data.test_fraction of them."""
 
     columns: dict[str, str] = field(default_factory=dict)
-    """Where the files have what a row needs: data.columns.prompt=question, data.columns.ground_truth=meta.answer."""
+    """Where the files have what a row needs: data.columns.ground_truth=answer, or a field such as meta.answer."""
 
     prompt_template: str | None = None
     """Prompt template; none = `chat` if the model has a chat template, else `base`."""
