@@ -304,6 +304,7 @@ def check_death(output: str, named: str, run: TrainConfig) -> None:
     seen="the rollout engine (process … on …) has died: …; it is restarted, and its work repeated",
     kept="it gets the policy's weights before it generates: metrics are those of a run without Ray",
 )
+@pytest.mark.nightly(reason="a minute of Ray; each rule is tested in test_remote_engine.py and test_restart.py, too")
 def test_an_engine_is_restarted_and_a_dead_rank_ends_a_run_that_can_be_resumed(fault_row: Faults, folder: Path) -> None:
     run = make_config(folder, "run", **RANKS, rollout__num_engines=1, run__steps=10_000)
     with running(run) as process:
